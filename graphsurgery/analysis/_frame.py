@@ -1,0 +1,238 @@
+"""The walk itself: one frame for the main graph and one for each context in which a function body is called."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, TypeAlias
+
+import onnx_ir as ir
+
+from graphsurgery.analysis._facts import MAX_VALUE_ITEMS, NOTHING, Call, Fact, Shape, ShapeValue
+from graphsurgery.analysis._order import producers_first
+from graphsurgery.analysis._rules import RULES
+from graphsurgery.analysis.constants import constant_of
+from graphsurgery.analysis.dims import Expr, Symbol, parse_dim, substitute, symbol, unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from graphsurgery.analysis._facts import Facts
+    from graphsurgery.analysis.dims import Dim
+
+__all__ = ["Frame", "Session"]
+
+# Expressions with more atoms than this tell nobody anything and would grow from layer to layer.
+_MAX_WEIGHT = 24
+# Function bodies are walked once per context; past this many body nodes further calls stay unknown, since chains of
+# functions that call each other several times would otherwise be exponential.
+_MAX_BODY_NODES = 2_000_000
+
+_INTEGERS = frozenset(
+    {
+        ir.DataType.INT64,
+        ir.DataType.INT32,
+        ir.DataType.INT16,
+        ir.DataType.INT8,
+        ir.DataType.UINT64,
+        ir.DataType.UINT32,
+        ir.DataType.UINT16,
+        ir.DataType.UINT8,
+        ir.DataType.BOOL,
+    }
+)
+
+_FunctionId: TypeAlias = tuple[str, str, str]
+_MemoKey: TypeAlias = tuple[_FunctionId, tuple[Fact, ...], tuple[tuple[str, str], ...]]
+
+
+def _domain(name: str) -> str:
+    return "" if name == "ai.onnx" else name
+
+
+class Session:
+    """What all frames of one model share."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self.model = model
+        self.overridable = model.ir_version is None or model.ir_version >= 4
+        self.body_nodes = 0
+        self.open_functions: set[_FunctionId] = set()
+        self.memo: dict[_MemoKey, Frame] = {}
+        self._unknowns = 0
+        self._sizes: dict[str, Dim | None] = {}
+        self._positive = _never_empty(model.graph.inputs)
+
+    @property
+    def unknowns(self) -> int:
+        """How many unknowns have been handed out."""
+        return self._unknowns
+
+    def fresh(self, *, signed: bool = False) -> Expr:
+        """A new anonymous size or, ``signed``, tensor element."""
+        self._unknowns += 1
+        return unknown(self._unknowns, signed=signed)
+
+    def size(self, text: str) -> Dim | None:
+        """The size that the file declares as ``text``; None where that says nothing."""
+        if text not in self._sizes:
+            parsed = parse_dim(text)
+            self._sizes[text] = None if parsed is None else substitute(parsed, self._positive)
+        return self._sizes[text]
+
+
+def _never_empty(inputs: Iterable[ir.Value]) -> dict[str, Dim]:
+    """The names that are an axis of an integer or boolean input, as positive symbols.
+
+    Such inputs are token ids, positions and masks, and no language model runs on none of them, while caches may be
+    empty. Without this ``x[:, -1:]`` would have ``min(seq, 1)`` rows, and ``x[:, -seq:]`` as many as ``x`` for seq 0.
+    """
+    names: dict[str, Dim] = {}
+    for value in inputs:
+        for size in value.shape or () if value.dtype in _INTEGERS else ():
+            parsed = None if isinstance(size, int) else parse_dim(size.value or "")
+            atom = parsed.atom if isinstance(parsed, Expr) else None
+            if isinstance(atom, Symbol):
+                names[atom.name] = symbol(atom.name, positive=True)
+    return names
+
+
+class Frame:
+    """Facts of the values of one graph with its subgraphs, or of one function body in one context."""
+
+    def __init__(self, session: Session, opsets: Mapping[str, int], attributes: Mapping[str, ir.Attr] | None) -> None:
+        self.session = session
+        self.facts: dict[ir.Value, Fact] = {}
+        self.calls: dict[ir.Node, Frame] = {}
+        self.fresh = session.fresh
+        self._opsets = {_domain(domain): version for domain, version in opsets.items()}
+        self._attributes = attributes
+
+    def walk(self, nodes: Iterable[ir.Node]) -> None:
+        """Find the facts of every output of ``nodes``."""
+        facts = self.facts
+        functions = self.session.model.functions
+        for node in producers_first(nodes):
+            inputs = [NOTHING if value is None else facts.get(value) or self.fact(value) for value in node.inputs]
+            if functions and node.op_identifier() in functions:
+                found: Facts = self._call_function(node, inputs)
+            else:
+                domain = _domain(node.domain)
+                rule = RULES.get((domain, node.op_type))
+                found = None
+                if rule is not None:
+                    version = node.version or self._opsets.get(domain, 1)
+                    found = rule(Call(node, inputs, self._resolved(node), version, self))
+            self._record(node, found)
+
+    def fact(self, value: ir.Value) -> Fact:
+        """What is known of ``value``; graph inputs and initializers are looked at when first asked for."""
+        known = self.facts.get(value)
+        if known is None:
+            known = self._source(value)
+            self.facts[value] = known
+        return known
+
+    def contents(self, value: ir.Value) -> ShapeValue | None:
+        """Contents of ``value``; a small integer scalar or list that nobody knows gets fresh unknowns, once."""
+        fact = self.fact(value)
+        if fact.value is not None or fact.shape is None or fact.dtype not in _INTEGERS or len(fact.shape) > 1:
+            return fact.value
+        size = fact.shape[0] if fact.shape else 1
+        if not isinstance(size, int) or size > MAX_VALUE_ITEMS:
+            return None
+        items = tuple(self.fresh(signed=True) for _ in range(size))
+        contents = ShapeValue(items, (size,) if fact.shape else ())
+        self.facts[value] = dataclasses.replace(fact, value=contents)
+        return contents
+
+    def run_graph(self, graph: ir.Graph, inputs: Sequence[Fact]) -> list[Fact]:
+        """Walk a body of this frame, with ``inputs`` as facts of its formal inputs; facts of its outputs."""
+        for formal, given in zip(graph.inputs, inputs, strict=False):
+            self.facts[formal] = given
+        self.walk(graph)
+        return [self.fact(value) for value in graph.outputs]
+
+    def _source(self, value: ir.Value) -> Fact:
+        shape = self._declared(value)
+        if value.is_initializer() and value.const_value is not None:
+            tensor = value.const_value
+            if shape is None or not value.is_graph_input():
+                shape = tuple(tensor.shape.numpy())
+            array = constant_of(value, overridable=self.session.overridable)
+            return Fact(shape, tensor.dtype, ShapeValue.of_constant(array))
+        if isinstance(value.type, ir.SequenceType | ir.OptionalType):
+            # The shape that the file declares is that of the elements.
+            return Fact(element=Fact(shape, value.dtype))
+        return Fact(shape, value.dtype)
+
+    def _declared(self, value: ir.Value) -> Shape | None:
+        if value.shape is None:
+            return None
+        return tuple(self._declared_dim(size) for size in value.shape)
+
+    def _declared_dim(self, size: int | ir.SymbolicDimProtocol) -> Dim:
+        if isinstance(size, int):
+            return size if size >= 0 else self.fresh()
+        parsed = self.session.size(size.value or "")
+        return self.fresh() if parsed is None else parsed
+
+    def _record(self, node: ir.Node, found: Facts) -> None:
+        outputs = node.outputs
+        listed: Sequence[Fact] = () if found is None else (found,) if isinstance(found, Fact) else found
+        for position, value in enumerate(outputs):
+            fact = listed[position] if position < len(listed) else NOTHING
+            if fact is NOTHING:
+                self.facts[value] = self._source(value)
+                continue
+            shape = fact.shape
+            if fact.element is None:
+                shape = self._declared(value) if shape is None else self._tamed(shape)
+            if shape is not fact.shape or fact.dtype is None:
+                fact = Fact(shape, fact.dtype or value.dtype, fact.value, fact.element)
+            self.facts[value] = fact
+
+    def _tamed(self, shape: Shape) -> Shape:
+        """``shape`` without unwieldy expressions and without the negative sizes of a broken graph."""
+        for size in shape:
+            if size < 0 if isinstance(size, int) else size.weight > _MAX_WEIGHT:
+                return tuple(
+                    self.fresh() if (size < 0 if isinstance(size, int) else size.weight > _MAX_WEIGHT) else size
+                    for size in shape
+                )
+        return shape
+
+    def _resolved(self, node: ir.Node) -> Mapping[str, ir.Attr]:
+        if self._attributes is None:
+            return node.attributes
+        resolved: dict[str, ir.Attr] = {}
+        for name, attribute in node.attributes.items():
+            bound = self._attributes.get(attribute.ref_attr_name or "") if attribute.is_ref() else attribute
+            if bound is not None:
+                resolved[name] = bound
+        return resolved
+
+    def _call_function(self, node: ir.Node, inputs: list[Fact]) -> list[Fact] | None:
+        session = self.session
+        identifier = node.op_identifier()
+        function = session.model.functions[identifier]
+        if identifier in session.open_functions or session.body_nodes > _MAX_BODY_NODES:
+            return None
+        attributes = {name: value for name, value in function.attributes.items() if value.value is not None}
+        attributes.update(self._resolved(node))
+        plain = tuple(sorted((name, str(attribute.value)) for name, attribute in attributes.items()))
+        key = (identifier, tuple(inputs), plain)
+        frame = session.memo.get(key)
+        if frame is None:
+            unknowns = session.unknowns
+            frame = Frame(session, function.opset_imports, attributes)
+            session.open_functions.add(identifier)
+            session.body_nodes += len(function)
+            for position, formal in enumerate(function.inputs):
+                frame.facts[formal] = inputs[position] if position < len(inputs) else NOTHING
+            frame.walk(function)
+            session.open_functions.discard(identifier)
+            # A body that made unknowns stands for one call only: another call may have other sizes there.
+            if session.unknowns == unknowns:
+                session.memo[key] = frame
+        self.calls[node] = frame
+        return [frame.fact(value) for value in function.outputs]

@@ -1,0 +1,68 @@
+"""The order in which a walk visits the nodes of one graph: producers first, whatever the order in the file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["producers_first", "subgraphs_of"]
+
+
+def producers_first(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
+    """The nodes of one graph or function body, each after those whose outputs it (or a subgraph of it) reads.
+
+    Linear in nodes and edges, without recursion. File order is kept where it is sorted already. Nodes on a cycle, which
+    no valid graph has, still come once each.
+    """
+    waiting = dict.fromkeys(nodes)
+    for node in list(waiting):
+        if node not in waiting:
+            continue
+        if not any(before in waiting for before in _reads_from(node)):
+            del waiting[node]
+            yield node
+            continue
+        stack = [node]
+        opened: set[ir.Node] = set()
+        while stack:
+            current = stack[-1]
+            missing = [] if current in opened else [before for before in _reads_from(current) if before in waiting]
+            opened.add(current)
+            if missing:
+                stack.extend(before for before in missing if before not in opened)
+                if stack[-1] is not current:
+                    continue
+            stack.pop()
+            if current in waiting:
+                del waiting[current]
+                yield current
+
+
+def _reads_from(node: ir.Node) -> Iterator[ir.Node]:
+    for value in node.inputs:
+        producer = value.producer() if value is not None else None
+        if producer is not None:
+            yield producer
+    for graph in subgraphs_of(node):
+        for inner in graph.all_nodes():
+            for value in inner.inputs:
+                producer = value.producer() if value is not None else None
+                if producer is not None:
+                    yield producer
+        for value in graph.outputs:
+            producer = value.producer()
+            if producer is not None:
+                yield producer
+
+
+def subgraphs_of(node: ir.Node) -> Iterator[ir.Graph]:
+    """The bodies that ``node`` holds as attributes."""
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():
+            yield attribute.value
+        elif attribute.type == ir.AttributeType.GRAPHS and not attribute.is_ref():
+            yield from attribute.value

@@ -1,0 +1,91 @@
+"""What commands share: consoles, progress and where reports go."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+
+from graphsurgery.errors import SaveError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+__all__ = ["progress", "report_console", "report_options", "verbosity_options", "warn", "write_file"]
+
+_PLAIN_WIDTH = 160
+
+
+def report_console() -> Console:
+    """Where reports are printed: stdout, without colour and at a fixed width where it is no terminal."""
+    return Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH, highlight=False, markup=False)
+
+
+def warn(texts: list[str], *, quiet: bool) -> None:
+    """Print warnings on stderr, one a line."""
+    if quiet:
+        return
+    for text in texts:
+        print(f"warning: {text}", file=sys.stderr)
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a report file.
+
+    Raises:
+        SaveError: it cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SaveError(f"Cannot write {path}: {error.strerror}; choose another place.") from error
+
+
+@contextlib.contextmanager
+def progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
+    """A progress display on stderr for long work; None off a terminal or when quiet."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.percentage:>3.0f} %"))
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as display:
+        tasks: dict[str, TaskID] = {}
+
+        def watch(what: str, done: int, total: int, /) -> None:
+            if what not in tasks:
+                tasks[what] = display.add_task(what, total=total)
+            display.update(tasks[what], completed=done, total=total)
+
+        yield watch
+
+
+def verbosity_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``-v`` and ``-q``."""
+    command = click.option("-q", "--quiet", is_flag=True, help="No warnings and no progress.")(command)
+    return click.option("-v", "--verbose", count=True, help="More detail; -vv: tracebacks of errors.")(command)
+
+
+def report_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--report`` and ``--report-file``."""
+    from pathlib import Path
+
+    command = click.option(
+        "--report-file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Write the report as JSON to this file too.",
+    )(command)
+    return click.option(
+        "--report",
+        "report_form",
+        type=click.Choice(["table", "json"]),
+        default="table",
+        show_default=True,
+        help="Form of the report on stdout.",
+    )(command)

@@ -1,0 +1,52 @@
+"""``graphsurgery verify``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from graphsurgery.cli.output import progress, report_console, report_options, verbosity_options, warn, write_file
+
+
+@click.command("verify", short_help="Check with ONNX Runtime that two models compute the same.")
+@click.argument("reference", metavar="A", type=click.Path(path_type=Path))
+@click.argument("rewritten", metavar="B", type=click.Path(path_type=Path))
+@click.option("--depth", default="outputs", show_default=True, help="outputs: whole models, every output.")
+@click.option("--feeds", type=click.Path(path_type=Path), help="An .npz file with inputs, in place of drawn ones.")
+@click.option("--seed", type=int, default=0, show_default=True, help="What feeds are drawn from.")
+@click.option("--memory", metavar="SIZE", help="Memory that may be used, such as 8GiB [default: what is free].")
+@report_options
+@verbosity_options
+def command(
+    reference: Path,
+    rewritten: Path,
+    depth: str,
+    feeds: Path | None,
+    seed: int,
+    memory: str | None,
+    report_form: str,
+    report_file: Path | None,
+    verbose: int,
+    quiet: bool,
+) -> int:
+    """Hold B, a rewritten model, against A, the model as exported.
+
+    Exit codes: 0 equal, 1 different, 5 could not be checked.
+    """
+    from graphsurgery.equivalence.verify import verify_models
+    from graphsurgery.sizes import parse_size
+
+    budget = None if memory is None else parse_size(memory, "--memory")
+    with progress(quiet=quiet) as watcher:
+        result = verify_models(
+            reference, rewritten, depth=depth, seed=seed, feeds=feeds, memory=budget, progress=watcher
+        )
+    warn(list(result.warnings), quiet=quiet)
+    if report_file is not None:
+        write_file(report_file, result.dumps())
+    if report_form == "json":
+        click.echo(result.dumps(), nl=False)
+    else:
+        result.render(report_console())
+    return result.exit_code

@@ -1,0 +1,173 @@
+"""Feeds drawn from a signature: lengths, pasts and paddings that a language model meets, reproducible from a seed.
+
+Alphabet: B batch, S query length, P past, T = P + S keys, N slots of a fixed-size cache, R replaced tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Literal
+
+from graphsurgery.equivalence.drawing import Array, Draw
+from graphsurgery.equivalence.signature import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from graphsurgery.equivalence.signature import Signature
+
+__all__ = ["Array", "Feed", "LeftOut", "Padding", "Sizes", "make_feeds"]
+
+Padding = Literal["none", "left", "right"]
+
+# Free slots behind the last key in a fixed-size cache whose size is free.
+_SPARE_SLOTS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """What a feed holds: B, S, P, how rows are padded, and N for fixed-size caches."""
+
+    batch: int
+    length: int
+    past: int
+    padding: Padding = "none"
+    slots: int = 0
+
+    def letters(self) -> dict[str, int]:
+        """Sizes by letter."""
+        return {
+            "B": self.batch,
+            "S": self.length,
+            "P": self.past,
+            "T": self.past + self.length,
+            "N": self.slots,
+            "R": self.batch * self.marked,
+        }
+
+    @property
+    def name(self) -> str:
+        """Such as ``b2-s5-p0-left``."""
+        padding = "" if self.padding == "none" else f"-{self.padding}"
+        return f"b{self.batch}-s{self.length}-p{self.past}{padding}"
+
+    @property
+    def marked(self) -> int:
+        """Replaced tokens in each row."""
+        return max(1, self.length // 3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Feed:
+    """One set of inputs.
+
+    Attributes:
+        name: short and unique, as reports print it.
+        sizes: B, S, P and padding.
+        seed: what it is drawn from; None for feeds that were given.
+        build: makes the arrays, the same each time (a long feed of a large model is not kept in memory).
+    """
+
+    name: str
+    sizes: Sizes
+    seed: int | None
+    build: Callable[[], dict[str, Array]] = dataclasses.field(repr=False, compare=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class LeftOut:
+    """A feed that was not compared, and why."""
+
+    feed: str
+    reason: str
+
+
+# Whole prompts, chunks behind a past, single tokens; lengths around block borders, and one of a few hundred.
+_PLANS: tuple[Sizes, ...] = (
+    Sizes(1, 5, 0),
+    Sizes(1, 1, 0),
+    Sizes(2, 5, 0, "left"),
+    Sizes(3, 5, 0, "right"),
+    Sizes(1, 3, 4),
+    Sizes(1, 1, 7),
+    Sizes(2, 1, 6, "left"),
+    Sizes(2, 4, 6, "left"),
+    Sizes(2, 23, 9, "right"),
+    Sizes(1, 200, 0),
+)
+
+
+def make_feeds(signature: Signature, seed: int, *, pad_position: int | None = None) -> tuple[list[Feed], list[LeftOut]]:
+    """Draw feeds for a signature.
+
+    Args:
+        signature: what is to be fed; sizes that it fixes are kept.
+        seed: every array follows from it, the feed's number and the input's name.
+        pad_position: position of right-padded columns; None continues the running count as masks do.
+
+    Returns:
+        The feeds, and plans that the model's own kernels are known not to take.
+    """
+    feeds: list[Feed] = []
+    left_out: list[LeftOut] = []
+    taken: set[Sizes] = set()
+    for number, plan in enumerate(_PLANS):
+        sizes = _fit(plan, signature)
+        if sizes is None or sizes in taken:
+            continue
+        taken.add(sizes)
+        reason = _unsupported(sizes, signature)
+        if reason:
+            left_out.append(LeftOut(sizes.name, reason))
+            continue
+        feeds.append(Feed(sizes.name, sizes, seed, Draw(signature, sizes, seed, number, pad_position)))
+    return feeds, left_out
+
+
+def _fit(plan: Sizes, signature: Signature) -> Sizes | None:
+    """The plan with the sizes that the signature fixes, or None where they do not go together."""
+    fixed = signature.fixed
+    batch, length, past = fixed.get("B", plan.batch), fixed.get("S", plan.length), fixed.get("P", plan.past)
+    has_cache = bool(signature.having(Role.CACHE))
+    has_slots = bool(signature.having(Role.SLOTS))
+    carries_past = has_cache or has_slots
+    if not carries_past:
+        past = 0
+    if "T" in fixed:
+        if "S" in fixed or not carries_past:
+            past = fixed["T"] - length if carries_past else 0
+            length = length if carries_past else fixed["T"]
+        else:
+            length = fixed["T"] - past
+    slots = fixed.get("N", past + length + _SPARE_SLOTS if has_slots else 0)
+    if has_slots and length > slots:
+        length = slots if "S" not in fixed else length
+    if has_slots:
+        past = min(past, slots - length)
+    tables = [spec.limit for spec in signature.having(Role.POSITIONS) if spec.limit]
+    if tables and "S" not in fixed:
+        # No position beyond the table.
+        length = min(length, min(tables) - past)
+    if length <= 0 or past < 0:
+        return None
+    padding = plan.padding if batch > 1 and _can_pad(signature) else "none"
+    if not any(letter == "B" for letter in signature.letters.values()) and "B" not in fixed:
+        batch = 1
+    if padding == "left" and has_slots and not signature.having(Role.MASK, Role.MASK_ND):
+        # Without a mask the positions are the slots: two tokens of a row must not have one position.
+        padding = "none"
+    return Sizes(batch, length, past, padding if batch > 1 else "none", slots)
+
+
+def _can_pad(signature: Signature) -> bool:
+    return bool(signature.having(Role.MASK, Role.MASK_ND, Role.POSITIONS, Role.LAST_KEY))
+
+
+def _unsupported(sizes: Sizes, signature: Signature) -> str | None:
+    if not signature.fused_attention:
+        return None
+    if sizes.batch > 1 and sizes.length > 1 and sizes.past > 0:
+        return "GroupQueryAttention takes no batch of several rows and columns behind a past"
+    if sizes.padding == "left":
+        return "GroupQueryAttention reads batches as right-padded"
+    return None

@@ -1,0 +1,341 @@
+"""``verify``: run the exported and the rewritten model on the same feeds and compare everything that they return."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from graphsurgery.equivalence.comparing import compare
+from graphsurgery.equivalence.dims import evaluate
+from graphsurgery.equivalence.feeds import Feed, LeftOut, make_feeds
+from graphsurgery.equivalence.given import given_feeds
+from graphsurgery.equivalence.judging import Bench, Judgement, judge
+from graphsurgery.equivalence.pairing import Pairing, pair_outputs, with_row_inputs
+from graphsurgery.equivalence.preparing import Prepared, prepare
+from graphsurgery.equivalence.running import LoadError, Settings, Store, require_runtime, run_all
+from graphsurgery.equivalence.signature import Role, Signature, merge, read_signature
+from graphsurgery.equivalence.verify_report import FeedReport, OutputReport, VerifyReport
+from graphsurgery.errors import CannotCheckError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from graphsurgery.equivalence.feeds import Array
+    from graphsurgery.equivalence.running import Model
+
+__all__ = ["DEPTHS", "Progress", "verify_models"]
+
+DEPTHS = ("outputs",)
+
+
+class Progress(Protocol):
+    """Told after each step: what is being done, steps done, steps in all."""
+
+    def __call__(self, what: str, done: int, total: int, /) -> None:
+        """Take note of a step."""
+
+
+def verify_models(
+    a: Path | str,
+    b: Path | str,
+    *,
+    depth: str = "outputs",
+    seed: int = 0,
+    feeds: Path | Mapping[str, Array] | None = None,
+    memory: int | None = None,
+    progress: Progress | None = None,
+    opt_level_check: bool = True,
+) -> VerifyReport:
+    """Hold a rewritten model against the model as exported.
+
+    Both run with graph optimisations disabled, then at ONNX Runtime's default level, one model at a time. Contracts in
+    the metadata of ``b`` say which outputs mean less than they did.
+
+    Args:
+        a: the reference, as exported.
+        b: the rewritten model.
+        depth: ``outputs``: whole models, every output.
+        seed: what feeds are drawn from.
+        feeds: an .npz file or arrays by name, in place of drawn feeds.
+        memory: bytes that may be used; None for what is available.
+        progress: told after each feed.
+        opt_level_check: run both at the default level too.
+
+    Raises:
+        UsageError: an unknown depth, or feeds that do not fit.
+        InputRefusedError: a file is no model.
+        CannotCheckError: ONNX Runtime is not installed.
+    """
+    if depth not in DEPTHS:
+        raise UsageError(f"Depth {depth!r} is not known: choose {' or '.join(DEPTHS)}.")
+    require_runtime()
+    a, b = Path(a), Path(b)
+    report = VerifyReport(str(a), str(b), "unchecked", depth=depth, seed=seed)
+    with contextlib.ExitStack() as stack:
+        try:
+            prepared = prepare(a, b, memory, stack)
+            return _Check(prepared, report, feeds, progress, opt_level_check).run()
+        except CannotCheckError as error:
+            return dataclasses.replace(report, reasons=(str(error),))
+
+
+class _Check:
+    """One verification: what is fed, what came out at each level, and the verdict."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        report: VerifyReport,
+        given: Path | Mapping[str, Array] | None,
+        progress: Progress | None,
+        opt_level_check: bool,
+    ) -> None:
+        self.prepared, self.report, self.progress = prepared, report, progress
+        self.opt_level_check = opt_level_check
+        self.notes, self.warnings = list(prepared.notes), list(prepared.warnings)
+        self.pairing: Pairing = pair_outputs(*prepared.protos)
+        self.notes += self.pairing.notes
+        self.reasons = list(self.pairing.differences)
+        self.reference = read_signature(prepared.protos[0])
+        self.rewritten = read_signature(prepared.protos[1])
+        self.renamed: dict[str, str] = self._renamed_inputs()
+        self.signature = self._signature()
+        self.feeds, self.left_out = self._feeds(given)
+        self.steps, self.done = len(self.feeds) * (4 if opt_level_check else 2), 0
+
+    def _renamed_inputs(self) -> dict[str, str]:
+        """Input of the rewritten model to the input of the reference that it stands for, by order."""
+        named = {c.source for pair in self.pairing.pairs for c in pair.contracts}
+        gone = [spec for spec in self.reference.inputs if self.rewritten.input(spec.name) is None]
+        new = [s for s in self.rewritten.inputs if self.reference.input(s.name) is None and s.name not in named]
+        kinds = [(spec.elem_type, len(spec.dims)) for spec in gone]
+        if gone and kinds == [(spec.elem_type, len(spec.dims)) for spec in new]:
+            pairs = list(zip(new, gone, strict=True))
+            self.notes += [
+                f"input {b.name} has no namesake in the reference: fed as {a.name}, by order" for b, a in pairs
+            ]
+            return {b.name: a.name for b, a in pairs}
+        self.warnings += [f"input {spec.name} of the reference is gone in the rewritten model" for spec in gone]
+        return {}
+
+    def _signature(self) -> Signature:
+        other = self.rewritten
+        inputs = tuple(dataclasses.replace(spec, name=self.renamed.get(spec.name, spec.name)) for spec in other.inputs)
+        merged = merge(self.reference, dataclasses.replace(other, inputs=inputs))
+        contracts = [contract for pair in self.pairing.pairs for contract in pair.contracts]
+        return with_row_inputs(merged, self.reference, contracts)
+
+    def _feeds(self, given: Path | Mapping[str, Array] | None) -> tuple[list[Feed], list[LeftOut]]:
+        if given is not None:
+            added = {spec.name for spec in self.signature.inputs if self.reference.input(spec.name) is None}
+            return given_feeds(given, self.signature, frozenset(added)), []
+        self.notes += [
+            f"input {spec.name}: what it stands for is not known, fed small random values"
+            for spec in self.signature.having(Role.UNKNOWN)
+        ]
+        return make_feeds(self.signature, self.report.seed, pad_position=self._pad_position())
+
+    def _pad_position(self) -> int | None:
+        """-1 where positions alone can tell padding: the model has no mask, or a contract reads them."""
+        masks = self.signature.having(Role.MASK, Role.MASK_ND, Role.LAST_KEY)
+        reads = any(c.index == "position" for pair in self.pairing.pairs for c in pair.contracts)
+        free = not self.signature.having(Role.SLOTS)
+        return -1 if reads or (not masks and free) else None
+
+    def run(self) -> VerifyReport:
+        """Run, compare, report."""
+        settings = self.prepared.settings
+        with Store(self.prepared.kept_bytes) as first, Store(self.prepared.kept_bytes) as second:
+            numbers = self._run_both(self.prepared.traced, settings, first, second)
+            if not numbers and not self.reasons:
+                raise CannotCheckError(self._nothing_ran())
+            verdict = self._judge(numbers, first, second, optimized=False, routers=True) if numbers else Judgement()
+            if numbers:
+                self._check_declared(numbers, first, second)
+            outputs = list(verdict.outputs)
+            self.notes += verdict.notes
+            self.reasons += verdict.reasons
+            if self.opt_level_check and not self.reasons:
+                outputs += self._default_level(numbers, first)
+        return dataclasses.replace(
+            self.report,
+            status="different" if self.reasons else "equal",
+            reasons=tuple(self.reasons),
+            threads=settings.threads,
+            outputs=tuple(outputs),
+            feeds=tuple(_feed_report(self.feeds[number]) for number in numbers),
+            left_out=tuple(self.left_out),
+            routers=tuple(router.name for router, _ in self.prepared.routers),
+            tie_flips=verdict.tie_flips,
+            routed_rows=verdict.routed_rows,
+            excluded_rows=verdict.excluded_rows,
+            warnings=tuple(self.warnings),
+            notes=tuple(self.notes),
+        )
+
+    def _nothing_ran(self) -> str:
+        if not self.left_out:
+            return f"No feed can be made for {self.report.reference}: its fixed sizes do not go together."
+        last = self.left_out[-1]
+        return f"{self.report.reference} ran on no feed; the last, {last.feed}: {last.reason}."
+
+    def _step(self, what: str) -> None:
+        self.done += 1
+        if self.progress is not None:
+            self.progress(what, self.done, self.steps)
+
+    def _run_both(self, models: tuple[Model, Model], settings: Settings, first: Store, second: Store) -> list[int]:
+        """Run the reference, then the rewritten model; numbers of the feeds that both ran on."""
+        ours = [self._as_reference(feed) for feed in self.feeds]
+        failed = run_all(models[0], settings, ours, first, lambda name: self._step(f"reference {name}"))
+        self.left_out += [LeftOut(self.feeds[n].name, f"the reference fails: {why}") for n, why in failed.items()]
+        if len(failed) == len(self.feeds):
+            return []
+        kept = [number for number in range(len(self.feeds)) if number not in failed]
+        try:
+            broken = run_all(
+                models[1],
+                settings,
+                [self._as_rewritten(self.feeds[number]) for number in kept],
+                second,
+                lambda name: self._step(f"rewritten {name}"),
+                kept,
+            )
+        except LoadError as error:
+            if error.missing_op:
+                raise
+            # The reference loads, so the rewrite is at fault.
+            self.reasons.append(str(error).rstrip("."))
+            return []
+        self.reasons += [
+            f"the rewritten model fails on feed {self.feeds[number].name}: {why}" for number, why in broken.items()
+        ]
+        return [number for number in kept if number not in broken]
+
+    def _as_reference(self, feed: Feed) -> Feed:
+        """Contracts speak of all rows: an input that drops rows is fed 0, which keeps them."""
+        kept = [spec.name for spec in self.signature.having(Role.KEEP)]
+        if not kept or not any(pair.contracts for pair in self.pairing.pairs):
+            return feed
+
+        def build() -> dict[str, Array]:
+            arrays = feed.build()
+            return arrays | {name: np.zeros_like(arrays[name]) for name in kept}
+
+        return dataclasses.replace(feed, build=build)
+
+    def _as_rewritten(self, feed: Feed) -> Feed:
+        if not self.renamed:
+            return feed
+
+        def build() -> dict[str, Array]:
+            arrays = feed.build()
+            return arrays | {new: arrays[old] for new, old in self.renamed.items()}
+
+        return dataclasses.replace(feed, build=build)
+
+    def _judge(self, numbers: list[int], first: Store, second: Store, *, optimized: bool, routers: bool) -> Judgement:
+        bench = Bench(
+            self.signature,
+            self.feeds,
+            numbers,
+            self.pairing.pairs,
+            first,
+            second,
+            optimized,
+            self.reference.half,
+            self.prepared.routers if routers else (),
+        )
+        return judge(bench)
+
+    def _default_level(self, numbers: list[int], plain: Store) -> list[OutputReport]:
+        """Both at ONNX Runtime's default level, as users run them."""
+        settings = dataclasses.replace(self.prepared.settings, optimized=True)
+        known, failures = len(self.left_out), len(self.reasons)
+        with Store(self.prepared.kept_bytes) as first, Store(self.prepared.kept_bytes) as second:
+            try:
+                both = self._run_both(self.prepared.models, settings, first, second)
+            except LoadError as error:
+                self.warnings.append(f"not compared at ONNX Runtime's default level: {error}")
+                return []
+            verdict = self._judge(both, first, second, optimized=True, routers=False) if both else Judgement()
+            if verdict.reasons and self.prepared.routers:
+                # A choice may have flipped at a tie: look at the choices, which costs some fusions.
+                self.steps += 2 * len(self.feeds)
+                both = self._run_both(self.prepared.traced, settings, first, second)
+                verdict = self._judge(both, first, second, optimized=True, routers=True)
+            shifted = {
+                report.rewritten: shift
+                for report in verdict.outputs
+                if report.problem is not None and (shift := self._own_shift(report, plain, first)) >= report.error
+            }
+        # Feeds that the reference does not take are told once.
+        del self.left_out[known:]
+        self.warnings += [
+            f"at ONNX Runtime's default level output {name} differs, but fusions alone move the reference by {shift:.1e}"
+            for name, shift in shifted.items()
+        ]
+        self.warnings += (
+            [
+                f"at ONNX Runtime's default level feed {self.feeds[n].name} does not run"
+                for n in numbers
+                if n not in both
+            ]
+            if len(self.reasons) == failures
+            else []
+        )
+        told = tuple(f"output {name} " for name in shifted)
+        self.reasons += [reason for reason in verdict.reasons if not told or not reason.startswith(told)]
+        return [
+            dataclasses.replace(report, problem=None) if report.rewritten in shifted else report
+            for report in verdict.outputs
+        ]
+
+    def _own_shift(self, report: OutputReport, plain: Store, optimized: Store) -> float:
+        """How far the optimisation level alone moves an output of the reference on a feed."""
+        number = next(n for n, feed in enumerate(self.feeds) if feed.name == report.feed)
+        before, after = plain.value(number, report.name), optimized.value(number, report.name)
+        shift = compare(before, after, 1e-30).error
+        return shift if np.isfinite(shift) else 0.0
+
+    def _check_declared(self, numbers: list[int], first: Store, second: Store) -> None:
+        """Warn of declared output dims that do not hold, where the reference's own do."""
+        ours = {output.name: output.dims for output in self.reference.outputs}
+        theirs = {output.name: output.dims for output in self.rewritten.outputs}
+        letters = {**self.rewritten.letters, **self.signature.letters}
+        for pair in self.pairing.pairs:
+            for number in numbers:
+                sizes = self.feeds[number].sizes.letters()
+                symbols = {symbol: sizes[letter] for symbol, letter in letters.items()}
+                if self.feeds[number].seed is None or not _fits(
+                    ours.get(pair.reference), first.value(number, pair.reference), symbols
+                ):
+                    continue
+                value = second.value(number, pair.rewritten)
+                if not _fits(theirs.get(pair.rewritten), value, symbols):
+                    dims = ", ".join(str(dim) for dim in theirs[pair.rewritten] or ())
+                    self.warnings.append(
+                        f"output {pair.rewritten} declares [{dims}] but has shape {list(value.shape)}"
+                        f" (feed {self.feeds[number].name})"
+                    )
+                    break
+
+
+def _fits(dims: tuple[int | str, ...] | None, value: object, symbols: Mapping[str, int]) -> bool:
+    if dims is None or not isinstance(value, np.ndarray):
+        return True
+    if len(dims) != value.ndim:
+        return False
+    return all(
+        (expected := evaluate(dim, symbols)) is None or expected == size
+        for dim, size in zip(dims, value.shape, strict=True)
+    )
+
+
+def _feed_report(feed: Feed) -> FeedReport:
+    sizes = feed.sizes
+    return FeedReport(feed.name, sizes.batch, sizes.length, sizes.past, sizes.padding)

@@ -1,0 +1,171 @@
+"""What the verifier found, as data, as a table and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+from graphsurgery.equivalence.feeds import LeftOut
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["SCHEMA", "FeedReport", "LeftOut", "OutputReport", "VerifyReport"]
+
+SCHEMA = 1
+Status = Literal["equal", "different", "unchecked"]
+_EXIT_CODES: dict[Status, int] = {"equal": 0, "different": 1, "unchecked": 5}
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputReport:
+    """The feed on which one output fared worst.
+
+    Attributes:
+        name: in the reference.
+        rewritten: name in the rewritten model.
+        level: ``disabled`` or ``default``, the graph optimisation level of both runs.
+        error: max|a - b| / max(1, max|a|); inf where there is no distance.
+        tolerance: largest error that passes; 0 where every bit must be equal.
+        dtype: of the reference.
+        feed: the feed.
+        seed: what the feed was drawn from; None for given feeds.
+        index: the element; None where the output as a whole differs.
+        problem: one clause; None where the output is equal.
+    """
+
+    name: str
+    rewritten: str
+    level: Literal["disabled", "default"]
+    error: float
+    tolerance: float
+    dtype: str
+    feed: str
+    seed: int | None
+    index: tuple[int, ...] | None
+    problem: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class FeedReport:
+    """A feed that both models ran on: B ``batch``, S ``length``, P ``past``."""
+
+    name: str
+    batch: int
+    length: int
+    past: int
+    padding: str
+
+
+@dataclasses.dataclass(frozen=True)
+class VerifyReport:
+    """Whether two models compute the same.
+
+    Attributes:
+        reference: path of the reference.
+        rewritten: path of the model held against it.
+        status: ``equal``, ``different`` or ``unchecked``.
+        reasons: why it is not ``equal``, one sentence each.
+        depth: how deep was looked; ``outputs`` for whole models.
+        seed: what feeds were drawn from.
+        threads: intra-op threads at each level.
+        outputs: the worst of each output.
+        feeds: feeds that were compared.
+        left_out: feeds that were not, and why.
+        routers: names of the routers whose choices were compared.
+        tie_flips: rows whose choice of experts flipped at a near-tie.
+        routed_rows: rows whose choice was compared, over all routers and feeds.
+        excluded_rows: token rows left out because they depend on a tie flip.
+        warnings: what deserves a look and does not fail.
+        notes: what was assumed.
+    """
+
+    reference: str
+    rewritten: str
+    status: Status
+    reasons: tuple[str, ...] = ()
+    depth: str = "outputs"
+    seed: int = 0
+    threads: int = 0
+    outputs: tuple[OutputReport, ...] = ()
+    feeds: tuple[FeedReport, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    routers: tuple[str, ...] = ()
+    tie_flips: int = 0
+    routed_rows: int = 0
+    excluded_rows: int = 0
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """0 equal, 1 different, 5 could not be checked."""
+        return _EXIT_CODES[self.status]
+
+    @property
+    def worst(self) -> OutputReport | None:
+        """The output that fared worst, relative to its tolerance."""
+        return max(self.outputs, key=_severity, default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; an error without a distance is the text ``"inf"``, for JSON has no infinity."""
+        data: dict[str, Any] = {"schema": SCHEMA, "kind": "verify", **dataclasses.asdict(self)}
+        data["exit_code"] = self.exit_code
+        for output in data["outputs"]:
+            if not math.isfinite(output["error"]):
+                output["error"] = "inf"
+        return data
+
+    def dumps(self) -> str:
+        """:meth:`to_json` as text."""
+        return json.dumps(self.to_json(), indent=2)
+
+    def summary(self) -> str:
+        """One line."""
+        if self.status == "unchecked":
+            return f"unchecked: {self.reasons[0]}"
+        if self.status == "different":
+            more = f" (and {len(self.reasons) - 1} more)" if len(self.reasons) > 1 else ""
+            return f"different: {self.reasons[0]}{more}"
+        count = len({output.name for output in self.outputs})
+        return f"equal: {count} outputs on {len(self.feeds)} feeds (seed {self.seed})"
+
+    def render(self, console: Console) -> None:
+        """Print tables of outputs and feeds, then what was assumed, left out and found wrong."""
+        from rich.table import Table
+        from rich.text import Text
+
+        if self.outputs:
+            table = Table("output", "level", "dtype", "error", "limit", "feed", "at", "", title=None)
+            for output in self.outputs:
+                name = output.name if output.name == output.rewritten else f"{output.name} / {output.rewritten}"
+                limit = f"{output.tolerance:.0e}" if output.tolerance else "bitwise"
+                where = "" if output.index is None else str(list(output.index))
+                verdict = Text("differs", style="red") if output.problem else Text("equal", style="green")
+                error = f"{output.error:.1e}" if output.error else "0"
+                table.add_row(Text(name), output.level, output.dtype, error, limit, output.feed, Text(where), verdict)
+            console.print(table)
+        if self.feeds:
+            listed = ", ".join(feed.name for feed in self.feeds)
+            console.print(f"feeds (seed {self.seed}, {self.threads} threads): {listed}", markup=False, highlight=False)
+        lines = [f"left out: {each.feed}: {each.reason}" for each in self.left_out]
+        if self.routers:
+            lines.append(
+                f"routers: {len(self.routers)}, {self.routed_rows} choices compared, {self.tie_flips} flipped at a tie,"
+                f" {self.excluded_rows} token rows left out for it"
+            )
+        lines += [f"note: {note}" for note in self.notes]
+        lines += [f"warning: {warning}" for warning in self.warnings]
+        lines += [f"{self.status}: {reason}" for reason in self.reasons]
+        if self.status == "equal":
+            lines.append(self.summary())
+        for line in lines:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _severity(output: OutputReport) -> float:
+    if output.problem is not None:
+        return math.inf if not output.tolerance else max(output.error / output.tolerance, 1.0) + 1e30
+    return output.error / output.tolerance if output.tolerance else 0.0

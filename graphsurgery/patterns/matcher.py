@@ -1,0 +1,99 @@
+"""Walking a graph the way recognisers need it: an op index, the order of nodes, see-through steps.
+
+Everything here is linear in the number of nodes and reads no weights. Exporters wrap values in Identity, Cast and
+Dropout nodes and write constants as nodes or initializers; the helpers look through both.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["GraphIndex", "is_op", "is_sorted", "origin", "readers", "subgraphs", "through"]
+
+_TRANSPARENT = frozenset({"Identity", "Cast", "CastLike", "Dropout"})
+
+
+class GraphIndex:
+    """Nodes of a model by operator, and their order.
+
+    Attributes:
+        order: position of each node of the main graph and its subgraphs in execution order: a node of a subgraph
+            comes before the node that holds the subgraph.
+        owner: the node that holds each subgraph.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self._by_op: dict[tuple[str, str], list[ir.Node]] = {}
+        self.order: dict[ir.Node, int] = {}
+        self.owner: dict[ir.Graph, ir.Node] = {}
+        self._visit(model.graph)
+
+    def _visit(self, graph: ir.Graph) -> None:
+        # Subgraphs nest a few levels deep at most: recursion is over levels, not over nodes.
+        for node in graph:
+            for inner in subgraphs(node):
+                self.owner[inner] = node
+                self._visit(inner)
+            self.order[node] = len(self.order)
+            self._by_op.setdefault((node.domain, node.op_type), []).append(node)
+
+    def nodes(self, *op_types: str, domain: str = "") -> list[ir.Node]:
+        """All nodes of these operators, in graph order."""
+        found = [node for op_type in op_types for node in self._by_op.get((domain, op_type), ())]
+        return sorted(found, key=self.order.__getitem__) if len(op_types) > 1 else found
+
+    def operators(self) -> dict[tuple[str, str], int]:
+        """How often each (domain, operator) occurs."""
+        return {key: len(nodes) for key, nodes in self._by_op.items()}
+
+
+def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
+    """The subgraphs that ``node`` holds as attributes (If, Loop, Scan)."""
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
+
+
+def is_op(node: ir.Node | None, *op_types: str, domain: str = "") -> bool:
+    """Whether ``node`` is one of these operators."""
+    return node is not None and node.domain == domain and node.op_type in op_types
+
+
+def through(value: ir.Value, transparent: Iterable[str] = _TRANSPARENT) -> ir.Value:
+    """The value behind a chain of nodes that only pass on what they read (Identity, Cast, Dropout)."""
+    kinds = frozenset(transparent)
+    while True:
+        node = value.producer()
+        if node is None or node.domain or node.op_type not in kinds or not node.inputs or node.inputs[0] is None:
+            return value
+        value = node.inputs[0]
+
+
+def origin(value: ir.Value) -> ir.Value:
+    """The initializer, constant, graph input or computed value behind casts, transposes and dequantisation."""
+    kinds = _TRANSPARENT | {"Transpose", "DequantizeLinear", "Reshape", "Unsqueeze", "Squeeze"}
+    return through(value, kinds)
+
+
+def readers(value: ir.Value) -> list[ir.Node]:
+    """The nodes that read ``value``, each once, nodes of subgraphs included."""
+    return list(dict.fromkeys(use.node for use in value.uses()))
+
+
+def is_sorted(graph: ir.Graph) -> bool:
+    """Whether every node of ``graph`` and its subgraphs comes after the producers of what it reads."""
+    seen: set[ir.Node] = set()
+    for node in ir.traversal.RecursiveGraphIterator(graph):
+        for value in node.inputs:
+            producer = value.producer() if value is not None else None
+            if producer is not None and producer not in seen:
+                return False
+        seen.add(node)
+    return True

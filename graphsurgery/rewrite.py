@@ -1,0 +1,257 @@
+"""The one way an edit enters a graph.
+
+A :class:`Rewrite` stands for the edit of one site. It inserts nodes with telling, unique names and provenance
+metadata, reroutes edges, changes the interface, removes what became dead, and records the boundary before and after,
+so that the region can be lifted out and checked later. What surgery inserts is valid at the model's own opset, and
+its constants are inline.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from graphsurgery.analysis.shapes import invalidate
+from graphsurgery.names import Names
+from graphsurgery.site_report import Boundary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["PASS_KEY", "SITE_KEY", "Rewrite"]
+
+PASS_KEY = "graphsurgery.pass"
+SITE_KEY = "graphsurgery.site"
+
+
+class Rewrite:
+    """The edit of one site in one graph.
+
+    Args:
+        model: the model that is edited.
+        pass_name: recorded in the metadata of what is inserted.
+        site_id: recorded too.
+        scope: prefix of the names of what is inserted (``lm_head/prune_last_token``).
+    """
+
+    def __init__(self, model: ir.Model, pass_name: str, site_id: str, *, scope: str) -> None:
+        self.model = model
+        self.graph = model.graph
+        self._pass_name = pass_name
+        self._site_id = site_id
+        self._scope = scope
+        self._names = Names.of(model)
+        self._last: ir.Node | None = None
+        self._prologue_end: ir.Node | None = None
+        self._in_prologue = True
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+        self._lost_users: list[ir.Value] = []
+        self._boundaries: list[Boundary] = []
+
+    def at_site(self, site_id: str, scope: str) -> None:
+        """What follows belongs to another site: of a pass whose sites share nodes."""
+        self._site_id, self._scope = site_id, scope
+
+    @property
+    def opset(self) -> int:
+        """Version of the default domain that the model imports."""
+        return self.model.opset_imports.get("", 1)
+
+    # ---- where nodes go -------------------------------------------------------------------------------------------
+
+    def at_start(self) -> None:
+        """Insert what follows before all nodes of the graph, behind what this rewrite has put there already."""
+        self._last = self._prologue_end
+        self._in_prologue = True
+
+    def after(self, value: ir.Value) -> None:
+        """Insert what follows right behind the node that makes ``value`` (at the start where none does)."""
+        node = value.producer()
+        if node is None:
+            self.at_start()
+            return
+        self._last = node
+        self._in_prologue = node is self._prologue_end
+
+    def _insert(self, node: ir.Node) -> None:
+        if self._last is not None:
+            graph = self._last.graph
+            assert graph is not None
+            graph.insert_after(self._last, node)
+        else:
+            first = next(iter(self.graph), None)
+            if first is None:
+                self.graph.append(node)
+            else:
+                self.graph.insert_before(first, node)
+        self._last = node
+        if self._in_prologue:
+            self._prologue_end = node
+
+    # ---- what is inserted -----------------------------------------------------------------------------------------
+
+    def emit(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        attributes: dict[str, Any] | None = None,
+        *,
+        name: str,
+        dtype: ir.DataType | None,
+        shape: Sequence[int | str | None] | None = None,
+        domain: str = "",
+    ) -> ir.Value:
+        """Insert a node with one output at the current place.
+
+        Args:
+            op_type: operator.
+            inputs: its inputs; None for an optional input that is left out.
+            attributes: plain Python values.
+            name: last part of the name of node and value.
+            dtype: element type of the output; None where it is not known.
+            shape: its shape: sizes, names of symbolic sizes, None for unknown; None where the rank is not known.
+            domain: operator domain; imported into the model where it is not yet.
+
+        Returns:
+            The output.
+        """
+        hint = f"{self._scope}/{name}"
+        if domain and domain not in self.model.opset_imports:
+            self.model.opset_imports[domain] = 1
+        node = ir.node(op_type, inputs, attributes or {}, domain=domain, name=self._names.node(hint))
+        output = node.outputs[0]
+        output.name = self._names.value(hint)
+        if dtype is not None:
+            output.type = ir.TensorType(dtype)
+        if shape is not None:
+            output.shape = ir.Shape(shape)
+        self._tag(node)
+        self._insert(node)
+        return output
+
+    def constant(self, array: np.ndarray | Sequence[int] | int, name: str = "const") -> ir.Value:
+        """An inline constant; integers become int64. Equal constants of one rewrite are one value."""
+        array = np.asarray(array, dtype=None if isinstance(array, np.ndarray) else np.int64)
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants:
+            unique = self._names.value(f"{self._scope}/{name}")
+            value = ir.Value(name=unique, const_value=ir.tensor(array, name=unique))
+            value.type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
+            value.shape = ir.Shape(array.shape)
+            self.model.graph.register_initializer(value)
+            self._constants[key] = value
+        return self._constants[key]
+
+    def _tag(self, node: ir.Node) -> None:
+        node.metadata_props[PASS_KEY] = self._pass_name
+        node.metadata_props[SITE_KEY] = self._site_id
+
+    # ---- edges ----------------------------------------------------------------------------------------------------
+
+    def reroute(self, node: ir.Node, index: int, value: ir.Value | None) -> None:
+        """Let input ``index`` of ``node`` read ``value`` from now on."""
+        old = node.inputs[index]
+        if old is value:
+            return
+        node.replace_input_with(index, value)
+        if old is not None:
+            self._lost_users.append(old)
+
+    # ---- the model's interface ------------------------------------------------------------------------------------
+
+    def add_input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str], doc: str) -> ir.Value:
+        """A new graph input, behind all others. The caller has made sure that the name is free."""
+        value = ir.Value(name=self._names.value(name), type=ir.TensorType(dtype), shape=ir.Shape(shape), doc_string=doc)
+        self.model.graph.inputs.append(value)
+        return value
+
+    def replace_output(self, output: ir.Value, replacement: ir.Value, inner_hint: str) -> None:
+        """Let the graph output ``output`` be ``replacement``: it takes over the name; the old value gets another.
+
+        Users of ``output`` inside the graph keep reading the old value.
+        """
+        name = output.name
+        assert name is not None
+        outputs = self.model.graph.outputs
+        position = next(index for index, value in enumerate(outputs) if value is output)
+        output.name = self._names.value(inner_hint)
+        outputs[position] = replacement
+        replacement.name = name
+        if output.metadata_props:
+            replacement.metadata_props.update(output.metadata_props)
+        replacement.doc_string = output.doc_string
+
+    # ---- closing --------------------------------------------------------------------------------------------------
+
+    def record(
+        self,
+        inputs_before: Iterable[ir.Value],
+        outputs_before: Iterable[str],
+        inputs_after: Iterable[ir.Value],
+        outputs_after: Iterable[str],
+        scope: str = "main",
+    ) -> None:
+        """Store the boundary of the region, before and after."""
+        self._boundaries.append(
+            Boundary(
+                scope,
+                tuple(value.name or "" for value in inputs_before),
+                tuple(outputs_before),
+                tuple(value.name or "" for value in inputs_after),
+                tuple(outputs_after),
+            )
+        )
+
+    def commit(self) -> tuple[Boundary, ...]:
+        """Remove what the edit left without users, drop cached analyses, return the recorded boundaries."""
+        remove_dead(self._lost_users)
+        self._lost_users.clear()
+        invalidate(self.model)
+        return tuple(self._boundaries)
+
+
+def remove_dead(values: Iterable[ir.Value]) -> int:
+    """Remove the producers of ``values`` that nothing reads any more, and theirs in turn; initializers likewise.
+
+    Graph inputs and outputs, and initializers that are graph inputs too, stay.
+
+    Returns:
+        Number of nodes removed.
+    """
+    pending = list(values)
+    removed = 0
+    while pending:
+        value = pending.pop()
+        if value.uses() or value.is_graph_output():
+            continue
+        node = value.producer()
+        if node is None:
+            graph = value.graph
+            if graph is not None and value.is_initializer() and not value.is_graph_input():
+                graph.initializers.pop(value.name or "", None)
+            continue
+        if node.graph is None or any(output.uses() or output.is_graph_output() for output in node.outputs):
+            continue
+        pending += [item for item in node.inputs if item is not None]
+        pending += _captured(node)
+        node.graph.remove(node, safe=True)
+        removed += 1
+    return removed
+
+
+def _captured(node: ir.Node) -> list[ir.Value]:
+    """Outer values that the subgraphs of ``node`` read; their uses end with the subgraph."""
+    captured: list[ir.Value] = []
+    for attribute in node.attributes.values():
+        if attribute.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+            continue
+        graphs = [attribute.as_graph()] if attribute.type == ir.AttributeType.GRAPH else list(attribute.as_graphs())
+        for graph in graphs:
+            for inner in list(graph.all_nodes()):
+                for index, item in enumerate(inner.inputs):
+                    if item is not None and item.graph is not inner.graph:
+                        captured.append(item)
+                        inner.replace_input_with(index, None)
+    return captured

@@ -1,0 +1,165 @@
+"""The main job in one piece: load, run a pipeline, write, verify, and only then put the result in place."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Protocol
+
+from graphsurgery.errors import CannotCheckError, DifferenceError, NothingChangedError, UsageError
+from graphsurgery.model_io import default_output, load, save, source_of, stage
+from graphsurgery.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import onnx_ir as ir
+
+    from graphsurgery.equivalence.verify_report import VerifyReport
+    from graphsurgery.model_io import WeightsMode
+    from graphsurgery.site_report import PassReport, Report
+
+__all__ = ["ApplyRequest", "ApplyResult", "Watcher", "apply_passes"]
+
+
+class Watcher(Protocol):
+    """Told about long work: what is going on, how much of it is done, and how much there is."""
+
+    def __call__(self, what: str, done: int, total: int, /) -> None:
+        """Take note of a step."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ApplyRequest:
+    """What to do.
+
+    Attributes:
+        input: an .onnx file or a model directory.
+        output: an .onnx file or a directory (one that exists, or with a trailing slash); None for ``<stem>.surgery.onnx`` beside the input.
+        file: the model file in a directory.
+        recipe: a recipe by name, or a TOML file; or
+        specs: passes as text.
+        verify: the depth at which the result is held against the input; None for not at all.
+        dry_run: stop before anything is written.
+        check: check the invariants of the model after each pass.
+        force: an existing output may be replaced.
+        weights: how data files are placed.
+        require_change: it is an error when no pass changes anything.
+        keep_unverified: keep an output that differs or could not be checked.
+        dump_after: a directory in which the model is saved after each pass.
+        seed: what the verifier's feeds are drawn from.
+    """
+
+    input: Path
+    output: str | Path | None = None
+    file: str | None = None
+    recipe: str | None = None
+    specs: tuple[str, ...] = ()
+    verify: str | None = None
+    dry_run: bool = False
+    check: bool = False
+    force: bool = False
+    weights: WeightsMode = "auto"
+    require_change: bool = False
+    keep_unverified: bool = False
+    dump_after: Path | None = None
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ApplyResult:
+    """What was done.
+
+    Attributes:
+        report: of the passes.
+        output: the file that was written; None after a dry run, or where verification failed.
+        verification: the verifier's report, where it ran.
+        failure: why the exit code is not 0: a difference, or a check that could not be made.
+    """
+
+    report: Report
+    output: Path | None
+    verification: VerifyReport | None = None
+    failure: DifferenceError | CannotCheckError | None = None
+
+
+def apply_passes(request: ApplyRequest, watcher: Watcher | None = None) -> ApplyResult:
+    """Run a pipeline on a file.
+
+    Raises:
+        UsageError: the request contradicts itself, or an option cannot be honoured by the model as a whole.
+        InputRefusedError: the input cannot be used.
+        NothingChangedError: with ``require_change``, when no pass changed anything.
+        SaveError: the output could not be written.
+    """
+    pipeline = _pipeline(request)
+    model = load(request.input, file=request.file)
+    source = source_of(model)
+    assert source is not None
+    target = request.output if request.output is not None else default_output(source)
+    report = pipeline(model)
+    report.input = str(request.input)
+    report.warnings += [f"Weights are incomplete: {problem.message}." for problem in source.problems]
+    if request.require_change and not report.changed:
+        refused = [f"{site.id}: {site.reason}" for item in report.passes for site in item.sites if site.reason]
+        why = f" ({'; '.join(refused)})" if refused else ""
+        raise NothingChangedError(f"No pass changed {request.input}{why}.")
+    if request.dry_run:
+        return ApplyResult(report, None)
+
+    def copied(done: int, total: int) -> None:
+        if watcher is not None:
+            watcher("copying weights", done, total)
+
+    with stage(model, target, weights=request.weights, force=request.force, data_progress=copied) as staged:
+        verification, failure = _verify(request, source.path, staged.model_path, watcher)
+        if verification is not None:
+            report.verification = verification.to_json()
+        if failure is not None and not request.keep_unverified:
+            return ApplyResult(report, None, verification, failure)
+        saved = staged.commit()
+    report.warnings += saved.notes
+    report.output = str(saved.path)
+    return ApplyResult(report, saved.path, verification, failure)
+
+
+def _pipeline(request: ApplyRequest) -> Pipeline:
+    if bool(request.recipe) == bool(request.specs):
+        raise UsageError("Give either --recipe NAME or one or more -p SPEC: what is to be done?")
+    passes: Sequence[Any] = request.specs
+    if request.recipe:
+        from graphsurgery.recipes import read_recipe
+
+        passes = read_recipe(request.recipe).passes
+    callback = None
+    if request.dump_after is not None:
+        callback = _Dump(request.dump_after)
+    return Pipeline(passes, callback=callback, check=request.check)
+
+
+class _Dump:
+    """Saves the model after each pass as ``00-name.onnx``, ``01-name.onnx`` and so on."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def __call__(self, position: int, model: ir.Model, report: PassReport) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        save(model, self._directory / f"{position:02}-{report.name}.onnx", force=True)
+
+
+def _verify(
+    request: ApplyRequest, reference: Path, rewritten: Path, watcher: Watcher | None
+) -> tuple[VerifyReport | None, DifferenceError | CannotCheckError | None]:
+    if request.verify is None:
+        return None, None
+    from graphsurgery.equivalence.verify import verify_models
+
+    result = verify_models(reference, rewritten, depth=request.verify, seed=request.seed, progress=watcher)
+    if result.status == "equal":
+        return result, None
+    kept = "" if request.keep_unverified else "; no output was written"
+    reasons = "; ".join(result.reasons) or "see the table"
+    if result.status == "different":
+        return result, DifferenceError(f"The result does not compute the same as {reference}: {reasons}{kept}.")
+    return result, CannotCheckError(f"The result could not be checked against {reference}: {reasons}{kept}.")

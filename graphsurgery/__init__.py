@@ -18,6 +18,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from graphsurgery.compare import diff_models as diff
     from graphsurgery.equivalence.verify import verify_models as verify
     from graphsurgery.errors import (
         CannotCheckError,
@@ -52,6 +53,7 @@ __all__ = [
     "SiteReport",
     "UsageError",
     "__version__",
+    "diff",
     "inspect",
     "load",
     "save",
@@ -75,6 +77,7 @@ _HOMES = {
     "Report": ("graphsurgery.site_report", "Report"),
     "SiteReport": ("graphsurgery.site_report", "SiteReport"),
     "__version__": ("graphsurgery.version", "__version__"),
+    "diff": ("graphsurgery.compare", "diff_models"),
     "inspect": ("graphsurgery.inspection", "inspect_model"),
     "load": ("graphsurgery.model_io", "load"),
     "save": ("graphsurgery.model_io", "save"),

@@ -17,12 +17,12 @@ import onnx_ir as ir
 from graphsurgery._proto_audit import extra_entries
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from graphsurgery._proto_audit import Audit
     from graphsurgery._survey import Survey
 
-__all__ = ["capture", "external_extras", "orphan_names", "restore"]
+__all__ = ["capture", "external_extras", "mark_initializer_info", "orphan_names", "rename", "restore"]
 
 _EXTRAS_KEY = "graphsurgery.extras"
 _FUNCTION_INFO_VERSION = 10  # IR version from which functions hold their own value_info
@@ -118,6 +118,17 @@ def orphan_names(model: ir.Model) -> frozenset[str]:
             names.update(onnx.ValueInfoProto.FromString(info).name for info in extras.orphans)
             names.update(onnx.TensorAnnotation.FromString(item).tensor_name for item in extras.annotations)
     return frozenset(names)
+
+
+def rename(model: ir.Model, names: Mapping[str, str]) -> None:
+    """Let what is kept for the main graph speak of its inputs, outputs and initializers by their new ``names``."""
+    extras = model.graph.meta.get(_EXTRAS_KEY)
+    if isinstance(extras, _GraphExtras):
+        model.graph.meta[_EXTRAS_KEY] = dataclasses.replace(
+            extras,
+            initializers=frozenset(names.get(name, name) for name in extras.initializers),
+            interface=frozenset(names.get(name, name) for name in extras.interface),
+        )
 
 
 def external_extras(tensors: Iterable[ir.ExternalTensor], found: Audit) -> None:

@@ -85,8 +85,8 @@ def read_model_proto(path: Path) -> onnx.ModelProto:
         with open(path, "rb") as file:
             head = file.read(_HEAD_BYTES)
             refuse_if_foreign(path, head, size)
-            # One spare byte, so that a file that grows meanwhile is not taken for whole.
-            data = head + file.read(PROTOBUF_LIMIT + 1 - len(head))
+            file.seek(0)
+            data = file.read()
     except OSError as error:
         raise InputRefusedError(f"{path} cannot be read ({_reason(error)}): check its permissions.") from error
     proto = onnx.ModelProto()

@@ -80,6 +80,8 @@ def plan_output(
         output = default_output(source)
         return Target(output.parent, output.name, companions=False, whole=False)
     text = os.fspath(path)
+    if not text or "\0" in text:
+        raise UsageError(f"the output {text!r} is not a path: give the name of an .onnx file or a directory.")
     output = Path(text)
     if not (as_directory or text.endswith(("/", os.sep)) or output.is_dir()):
         if file_name is not None:

@@ -10,8 +10,10 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import onnx
+import onnx_ir as ir
 
 from graphsurgery._locations import unsafe_location
+from graphsurgery._unknown_fields import discard_unknown_fields
 from graphsurgery.errors import InputRefusedError
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ _GRAPH_KINDS = frozenset({_ATTRIBUTE.GRAPH, _ATTRIBUTE.GRAPHS})
 _SPARSE_KINDS = frozenset({_ATTRIBUTE.SPARSE_TENSOR, _ATTRIBUTE.SPARSE_TENSORS})
 _HELD_TYPES = frozenset({"tensor_type", "sparse_tensor_type", "sequence_type", "optional_type", None})
 _DEVICES_VERSION = 11  # IR version from which nodes may be placed on devices
+_ELEMENT_TYPES = frozenset(int(kind) for kind in ir.DataType) - {int(ir.DataType.UNDEFINED)}
 _IR_EXTERNAL_KEYS = frozenset({"location", "offset", "length"})
 
 
@@ -82,10 +85,7 @@ def _audit_model(found: Audit, proto: onnx.ModelProto) -> None:
     if proto.configuration and proto.ir_version < _DEVICES_VERSION:
         what = f"it places nodes on devices, which IR version {proto.ir_version} does not have"
         raise found.refuse(what, "re-export it for one device")
-    # Fields that this build of onnx does not know would be dropped; telling takes two size computations, no walk.
-    before = proto.ByteSize()
-    proto.DiscardUnknownFields()
-    if proto.ByteSize() != before:
+    if discard_unknown_fields(proto):
         raise found.refuse(
             f"it holds fields that onnx {onnx.__version__} does not know", "upgrade onnx, or re-export it"
         )
@@ -144,6 +144,10 @@ def _audit_attributes(found: Audit, attributes: Sequence[onnx.AttributeProto], o
 def _audit_tensor(found: Audit, tensor: onnx.TensorProto, name: str, *, nested: bool) -> None:
     if tensor.HasField("segment"):
         raise found.refuse(f"tensor {name!r} is stored in segments, which nothing reads", "re-export it")
+    if tensor.data_type not in _ELEMENT_TYPES:
+        raise found.refuse(f"tensor {name!r} has the unknown element type {tensor.data_type}", "re-export it")
+    if any(dim < 0 for dim in tensor.dims):
+        raise found.refuse(f"tensor {name!r} has a negative dimension", "re-export it")
     if tensor.data_location != onnx.TensorProto.EXTERNAL:
         if tensor.metadata_props:
             found.with_metadata.append(tensor)
@@ -170,11 +174,8 @@ def _check_external(found: Audit, tensor: onnx.TensorProto, name: str) -> None:
         text = entries.get(key)
         if text is not None and not (text.isascii() and text.isdigit() and len(text) < 20):
             raise found.refuse(f"external tensor {name!r} has the {key} {text!r}, not a byte count", "re-export it")
-    if any(dim < 0 for dim in tensor.dims):
-        raise found.refuse(f"external tensor {name!r} has a negative dimension", "re-export it")
-    if tensor.data_type in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
-        kind = onnx.TensorProto.DataType.Name(tensor.data_type)
-        raise found.refuse(f"external tensor {name!r} has the element type {kind}", "re-export it")
+    if tensor.data_type == onnx.TensorProto.STRING:
+        raise found.refuse(f"external tensor {name!r} holds strings, which must be inline", "re-export it")
     # A tensor that is both cannot be told apart from one that is half written.
     if tensor.raw_data or tensor.float_data or tensor.int32_data or tensor.int64_data:
         raise found.refuse(f"tensor {name!r} has its data both inline and external", "re-export it")

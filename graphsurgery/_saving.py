@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import difflib
 import os
+import re
 import shutil
 import typing
 from pathlib import Path, PurePosixPath
@@ -218,7 +219,18 @@ def _write(
     with write_durably(staging.model_path) as descriptor, open(descriptor, "wb", closefd=False) as out:
         out.write(content.data)
     data_files = (*placement.shared, *(target.path.parent / location for location in locations))
+    if locations:
+        notes += _stale_notes(target.path, data_files, source)
     return SaveResult(target.path, data_files, placement.mode, meter.done, tuple(notes))
+
+
+def _stale_notes(path: Path, data_files: tuple[Path, ...], source: Source | None) -> list[str]:
+    """Tell of data that an earlier output of this name had: it may be large, and something else may use it."""
+    known = {*data_files, *(file.path for file in (source.data_files if source is not None else ()))}
+    numbered = re.compile(re.escape(path.name) + r"(\.\d+)?\.data")
+    siblings = sorted(path.parent.iterdir()) if path.parent.is_dir() else []
+    stale = [item for item in siblings if numbered.fullmatch(item.name) and path.parent / item.name not in known]
+    return [f"{item} is left from an earlier output: delete it if nothing else uses it" for item in stale]
 
 
 def _make_data(path: Path, job: Job, meter: Meter) -> None:

@@ -158,6 +158,4 @@ def _inline_bytes(tensor: ir.TensorProtocol) -> int:
     """Bytes that ``tensor`` takes in the protobuf, nearly; strings count as nothing, since they are never weights."""
     if tensor.dtype == ir.DataType.STRING:
         return 0
-    if isinstance(tensor, ir.serde.TensorProtoTensor) and tensor.raw.HasField("raw_data"):
-        return len(tensor.raw.raw_data)
-    return max(tensor.nbytes, 0)
+    return tensor.nbytes

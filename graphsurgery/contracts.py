@@ -1,6 +1,6 @@
 """What a rewrite promises about a model's outputs, written into the model so that a verifier can hold it to it.
 
-A pass that changes what an output means (fewer rows, another name) records an :class:`OutputContract` in the model's
+A pass that changes what an output means (fewer rows, another name) records a :class:`RowSelection` in the model's
 ``graphsurgery.contracts`` metadata. The verifier applies the contracts to the reference outputs before it compares,
 so it knows nothing of passes and works on two bare files.
 """
@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from graphsurgery.errors import InputRefusedError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     import onnx_ir as ir
 
-__all__ = ["CONTRACTS_KEY", "IndexMode", "RowSelection", "read_contracts", "write_contracts"]
+__all__ = ["CONTRACTS_KEY", "IndexMode", "RowSelection", "parse_contracts", "read_contracts", "write_contracts"]
 
 CONTRACTS_KEY = "graphsurgery.contracts"
 
@@ -104,11 +106,27 @@ class RowSelection:
 
 
 def read_contracts(model: ir.Model) -> tuple[RowSelection, ...]:
-    """The contracts that earlier passes recorded in ``model``, in the order in which they were made."""
-    text = model.metadata_props.get(CONTRACTS_KEY)
+    """The contracts that earlier passes recorded in ``model``, in the order in which they were made.
+
+    Raises:
+        InputRefusedError: the metadata is not what a pass writes.
+    """
+    return parse_contracts(model.metadata_props.get(CONTRACTS_KEY))
+
+
+def parse_contracts(text: str | None) -> tuple[RowSelection, ...]:
+    """The contracts in the metadata ``text`` of a model; none where there is no text.
+
+    Raises:
+        InputRefusedError: it is not what a pass writes.
+    """
     if not text:
         return ()
-    return tuple(RowSelection(**entry) for entry in json.loads(text))
+    try:
+        return tuple(RowSelection(**entry) for entry in json.loads(text))
+    except (ValueError, TypeError) as error:
+        message = f"The model's metadata {CONTRACTS_KEY!r} is not what graphsurgery writes: remove it."
+        raise InputRefusedError(message) from error
 
 
 def write_contracts(model: ir.Model, contracts: Iterable[RowSelection]) -> None:

@@ -10,6 +10,7 @@ from graphsurgery.analysis.shapes import shapes_of
 from graphsurgery.contracts import read_contracts
 from graphsurgery.errors import UsageError
 from graphsurgery.model_io import load, source_of
+from graphsurgery.pass_base import count_nodes
 from graphsurgery.patterns.interface import find_attention_mask, find_position_ids, find_token_input
 from graphsurgery.patterns.matcher import GraphIndex
 from graphsurgery.pipeline import Pipeline, provenance
@@ -159,7 +160,7 @@ def inspect_model(path: str | os.PathLike[str], *, file: str | None = None) -> I
         outputs=tuple(_info(value, "") for value in model.graph.outputs),
         operators={f"{domain}::{name}" if domain else name: count for (domain, name), count in ranked},
         functions=tuple(f"{function.domain}::{function.name}" for function in model.functions.values()),
-        nodes=sum(1 for graph in model.graphs() for _ in graph),
+        nodes=count_nodes(model),
         weights=(len(tensors), sum(tensor.nbytes for tensor in tensors)),
         data_files={item.location: item.size for item in source.data_files},
         problems=tuple(problem.message for problem in source.problems),

@@ -47,7 +47,7 @@ def _scope(graph: ir.Graph, where: str) -> Iterator[str]:
 
 def _names(graph: ir.Graph, where: str, outer: frozenset[str], node_names: set[str]) -> Iterator[str]:
     visible: set[str] = set()
-    for source in {*graph.inputs, *graph.initializers.values()}:
+    for source in dict.fromkeys((*graph.inputs, *graph.initializers.values())):
         if source.name in outer:
             yield f"value {source.name!r} of a subgraph of {where} hides one of an outer graph"
         visible.add(source.name or "")
@@ -80,9 +80,14 @@ def _reads(node: ir.Node, where: str, visible: set[str], outer: frozenset[str]) 
 
 
 def _domains(model: ir.Model) -> Iterator[str]:
-    used = {node.domain for graph in model.graphs() for node in graph}
+    used = {node.domain for node in model.graph.all_nodes()}
     for domain in sorted(used - set(model.opset_imports)):
         yield f"operator domain {domain!r} is used and not imported"
+    for function in model.functions.values():
+        used = {node.domain for node in function.graph.all_nodes()}
+        for domain in sorted(used - set(function.opset_imports)):
+            where = f"function {function.domain}::{function.name}"
+            yield f"operator domain {domain!r} is used in {where} and not imported there"
 
 
 def _declared(graph: ir.Graph, shapes: Shapes) -> Iterator[str]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from graphsurgery.model_io import reserved_names
+from graphsurgery.patterns.matcher import all_graphs
+
 if TYPE_CHECKING:
     import onnx_ir as ir
 
@@ -13,16 +16,16 @@ _KEY = "graphsurgery.names"
 
 
 class Names:
-    """All names in use in a model: graphs, subgraphs, functions, inputs and initializers.
+    """All names in use in a model: graphs, subgraphs, functions, inputs, initializers, and type information in the file.
 
     Values and nodes have separate name spaces. ONNX Runtime refuses two equal non-empty node names, and a value of
     a subgraph may not shadow one of an outer graph, so a new name is unique over everything.
     """
 
     def __init__(self, model: ir.Model) -> None:
-        self._values: set[str] = set()
+        self._values: set[str] = set(reserved_names(model))
         self._nodes: set[str] = set()
-        for graph in model.graphs():
+        for graph in all_graphs(model):
             self._values.update(value.name for value in graph.inputs if value.name)
             self._values.update(graph.initializers)
             for node in graph:

@@ -8,6 +8,7 @@ other onnx-ir passes in their ``Sequential``. Its fields are its options: the sa
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import functools
 import sys
@@ -19,18 +20,23 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import onnx_ir as ir
 from pydantic import TypeAdapter, ValidationError
 
+from graphsurgery.analysis.shapes import invalidate
 from graphsurgery.errors import UsageError
+from graphsurgery.names import Names
+from graphsurgery.patterns.matcher import all_graphs
 from graphsurgery.patterns.site import Refusal, Site, select
 from graphsurgery.site_report import PassReport, SiteReport
 from graphsurgery.specs import PassSpec, format_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["REPORTS_KEY", "Pass", "PassResult", "count_nodes"]
+__all__ = ["REPORTS_KEY", "Pass", "PassResult", "count_nodes", "drop_analyses", "holding_analyses", "unknown_name"]
 
 REPORTS_KEY = "graphsurgery.reports"
 """Key of ``model.meta`` under which each pass appends its report: other runners drop subclassed results."""
+
+_HELD_KEY = "graphsurgery.analyses_held"
 
 
 @dataclasses.dataclass
@@ -96,6 +102,9 @@ class Pass(ir.passes.InPlacePass, abc.ABC):
     def call(self, model: ir.Model) -> PassResult:
         """Find, select, rewrite, report."""
         started = time.perf_counter()
+        if _HELD_KEY not in model.meta:
+            # Whoever runs passes one by one may have edited the model since the last one looked at it.
+            drop_analyses(model)
         report = PassReport(self.name, str(self), nodes_before=count_nodes(model))
         found = self.find(model)
         chosen, others = select(found, self.sites, self.exclude)
@@ -133,6 +142,7 @@ class Pass(ir.passes.InPlacePass, abc.ABC):
         fields = {field.name for field in dataclasses.fields(cls)}
         arguments: dict[str, Any] = {}
         for key, value in options.items():
+            key = key.replace("-", "_")
             field = cls.aliases.get(key, key)
             if field not in fields:
                 raise unknown_name(f"option of pass {cls.name}", key, sorted(fields | set(cls.aliases)))
@@ -140,6 +150,22 @@ class Pass(ir.passes.InPlacePass, abc.ABC):
                 raise UsageError(f"Option {field!r} of pass {cls.name} is given twice; keep one.")
             arguments[field] = value
         return cls(**arguments)
+
+
+def drop_analyses(model: ir.Model) -> None:
+    """Forget what passes collected of ``model``: it was edited by something other than a pass of this kind."""
+    Names.forget(model)
+    invalidate(model)
+
+
+@contextlib.contextmanager
+def holding_analyses(model: ir.Model) -> Iterator[None]:
+    """Within, a pass trusts what the passes before it collected of ``model``: nothing else has edited it since."""
+    model.meta[_HELD_KEY] = True
+    try:
+        yield
+    finally:
+        del model.meta[_HELD_KEY]
 
 
 def unknown_name(what: str, name: str, known: Sequence[str]) -> UsageError:
@@ -153,11 +179,7 @@ def unknown_name(what: str, name: str, known: Sequence[str]) -> UsageError:
 
 def count_nodes(model: ir.Model) -> int:
     """Number of nodes in the main graph, its subgraphs and all functions."""
-    return (
-        sum(1 for graph in model.graphs() for _ in graph)
-        if model.functions
-        else sum(1 for _ in model.graph.all_nodes())
-    )
+    return sum(len(graph) for graph in all_graphs(model))
 
 
 def _report(site: Site, status: Any, reason: str) -> SiteReport:
@@ -184,12 +206,17 @@ def _adapter(pass_type: type[Pass], field: str) -> tuple[TypeAdapter[Any], bool]
 
 def _validate(pass_type: type[Pass], field: str, value: Any) -> Any:
     adapter, is_list = _adapter(pass_type, field)
-    if is_list and isinstance(value, (str, int)):
-        value = tuple(item.strip() for item in str(value).split(",") if item.strip())
-    elif is_list:
-        value = tuple(str(item) for item in value)
+    # The command line has only text: a number or truth value of a recipe or of Python is read as its text, so that
+    # nothing is valid in one place and refused in another.
+    if isinstance(value, (bool, int, float)):
+        value = _text(value)
+    text = value
+    if is_list and isinstance(value, str):
+        text = tuple(item.strip() for item in value.split(",") if item.strip())
+    elif is_list and isinstance(value, (list, tuple)):
+        text = tuple(_text(item) for item in value)
     try:
-        return adapter.validate_python(value)
+        return adapter.validate_python(text)
     except ValidationError as error:
         reasons = "; ".join(dict.fromkeys(item["msg"] for item in error.errors()))
         raise UsageError(f"Option {field}={value!r} of pass {pass_type.name} is not valid: {reasons}.") from None

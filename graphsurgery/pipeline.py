@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import onnx_ir as ir
 
-from graphsurgery.analysis.shapes import invalidate
-from graphsurgery.errors import InternalError, UsageError
+from graphsurgery.errors import InputRefusedError, InternalError, UsageError
 from graphsurgery.invariants import violations
-from graphsurgery.names import Names
-from graphsurgery.pass_base import Pass, PassResult, count_nodes
+from graphsurgery.pass_base import Pass, PassResult, count_nodes, drop_analyses, holding_analyses
 from graphsurgery.patterns.matcher import is_sorted
 from graphsurgery.registry import make_pass
-from graphsurgery.site_report import PassReport, Report
+from graphsurgery.renames import read_renames
+from graphsurgery.site_report import PassReport, Report, SiteReport
 from graphsurgery.version import __version__
 
 if TYPE_CHECKING:
@@ -48,12 +47,13 @@ class Pipeline:
     """Passes that run one after another on a model, in place.
 
     Args:
-        passes: pass objects (other onnx-ir passes too), spec texts or recipe tables.
+        passes: pass objects (other onnx-ir passes that work in place too), spec texts or recipe tables.
         callback: called after each pass: timing, printing, dumping, checking.
         check: check the invariants of the model after each pass (:mod:`graphsurgery.invariants`).
 
     Raises:
-        UsageError: a pass or option does not exist, or the order breaks a declared constraint.
+        UsageError: a pass or option does not exist, a pass does not work in place, or the order breaks a declared
+            constraint.
     """
 
     def __init__(
@@ -63,11 +63,16 @@ class Pipeline:
         callback: PassCallback | None = None,
         check: bool = False,
     ) -> None:
+        if isinstance(passes, str):
+            raise UsageError(f"Pipeline takes a list of passes, not the text {passes!r}; put it in a list.")
         self.passes: tuple[AnyPass, ...] = tuple(
             item if isinstance(item, ir.passes.PassBase) else make_pass(item) for item in passes
         )
         self._callback = callback
         self._check = check
+        for item in self.passes:
+            if not item.in_place:
+                raise UsageError(f"Pass {_spec(item)} returns a new model; a pipeline runs passes that work in place.")
         _check_order(self.passes)
 
     @classmethod
@@ -91,28 +96,21 @@ class Pipeline:
             The report; it is empty of changes when no pass found anything to do.
 
         Raises:
+            InputRefusedError: the nodes of the model form a cycle.
             UsageError: an option cannot be honoured by the model as a whole.
             InternalError: with ``check``, when a pass broke an invariant.
         """
         report = Report()
         if not all(is_sorted(graph) for graph in _top_graphs(model)):
-            for graph in _top_graphs(model):
-                graph.sort()
+            _sort(model)
             report.warnings.append("The nodes of the input were not in execution order; they were sorted.")
         before = set(violations(model)) if self._check else set()
         inexact: set[str] = set()
+        drop_analyses(model)
         for position, item in enumerate(self.passes):
-            nodes = count_nodes(model)
-            result = item(model)
-            if isinstance(result, PassResult):
-                inexact |= result.inexact
-                pass_report = result.report
-            else:
-                Names.forget(model)
-                invalidate(model)
-                pass_report = PassReport(_spec(item), _spec(item), nodes_before=nodes, nodes_after=count_nodes(model))
-                if result.modified:
-                    inexact |= {value.name or "" for value in model.graph.outputs}
+            pass_report, moved = _run(item, model)
+            # By the name in the export: a later pass may give an output another one.
+            inexact |= {read_renames(model).output(name) for name in moved}
             report.passes.append(pass_report)
             if self._check:
                 _raise_new(before, model, _spec(item))
@@ -126,24 +124,75 @@ class Pipeline:
         from graphsurgery.model_io import source_of
 
         runs = provenance(model)
-        earlier = model.metadata_props.get(EXACT_OUTPUTS_KEY)
-        exact = {value.name or "" for value in model.graph.outputs} - inexact
-        if runs and earlier is not None:
-            exact &= set(json.loads(earlier))
+        renames = read_renames(model)
+        names = {value.name or "" for value in model.graph.outputs}
+        exact = {name for name in names if renames.output(name) not in inexact}
+        if runs:
+            exact &= {name for name in _json_list(model, EXACT_OUTPUTS_KEY) if isinstance(name, str)}
         source = source_of(model)
         run = {"version": __version__, "passes": self.specs(), "input": source.graph_hash() if source else None}
         model.metadata_props[PROVENANCE_KEY] = json.dumps([*runs, run], separators=(",", ":"))
         model.metadata_props[EXACT_OUTPUTS_KEY] = json.dumps(sorted(exact), separators=(",", ":"))
 
 
+def _run(item: AnyPass, model: ir.Model) -> tuple[PassReport, frozenset[str]]:
+    """Run one pass; its report, and the outputs that are no longer bitwise what they were."""
+    if isinstance(item, Pass):
+        with holding_analyses(model):
+            own = item(model)
+        assert isinstance(own, PassResult)
+        return own.report, own.inexact
+    # Another package's pass: what it does is not known, so nothing is assumed of the outputs.
+    nodes = count_nodes(model)
+    result = item(model)
+    drop_analyses(model)
+    report = PassReport(_spec(item), _spec(item), nodes_before=nodes, nodes_after=count_nodes(model))
+    if not result.modified:
+        return report, frozenset()
+    report.sites.append(SiteReport("model", ("model",), None, "rewritten", "changed by a pass of another package"))
+    return report, frozenset(value.name or "" for value in model.graph.outputs)
+
+
 def provenance(model: ir.Model) -> list[dict[str, Any]]:
-    """The runs that made ``model``, oldest first; empty for a model that no pipeline has changed."""
-    text = model.metadata_props.get(PROVENANCE_KEY)
-    return json.loads(text) if text else []
+    """The runs that made ``model``, oldest first; empty for a model that no pipeline has changed.
+
+    Raises:
+        InputRefusedError: the metadata is not what a pipeline writes.
+    """
+    runs = _json_list(model, PROVENANCE_KEY)
+    if not all(_is_run(run) for run in runs):
+        raise InputRefusedError(f"The model's metadata {PROVENANCE_KEY!r} is not what graphsurgery writes: remove it.")
+    return runs
+
+
+def _json_list(model: ir.Model, key: str) -> list[Any]:
+    text = model.metadata_props.get(key)
+    if not text:
+        return []
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, list):
+        raise InputRefusedError(f"The model's metadata {key!r} is not what graphsurgery writes: remove it.")
+    return found
+
+
+def _is_run(run: object) -> bool:
+    return isinstance(run, dict) and isinstance(run.get("version"), str) and isinstance(run.get("passes"), list)
 
 
 def _top_graphs(model: ir.Model) -> list[ir.Graph]:
     return [model.graph, *(function.graph for function in model.functions.values())]
+
+
+def _sort(model: ir.Model) -> None:
+    for graph in _top_graphs(model):
+        try:
+            graph.sort()
+        except ValueError as error:
+            where = f"graph {graph.name!r}" if graph.name else "the model"
+            raise InputRefusedError(f"The nodes of {where} form a cycle, so that it cannot run: {error}.") from error
 
 
 def _spec(item: AnyPass) -> str:

@@ -6,8 +6,8 @@ The passes of this package are listed here; other packages add theirs through th
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from graphsurgery.errors import UsageError
@@ -24,39 +24,48 @@ ENTRY_POINT_GROUP = "graphsurgery.passes"
 
 _PASSES: Mapping[str, str] = {
     "prune-last-token": "graphsurgery.passes.prune_last_token:PruneLastToken",
+    "block-attention": "graphsurgery.passes.block_attention:BlockAttention",
+    "rename-io": "graphsurgery.passes.rename_io:RenameIO",
+    "strip-metadata": "graphsurgery.passes.strip_metadata:StripMetadata",
     "tidy": "graphsurgery.passes.tidy:Tidy",
+    "weights-from-inputs": "graphsurgery.passes.weights_from_inputs:WeightsFromInputs",
+    "weights-to-inputs": "graphsurgery.passes.weights_to_inputs:WeightsToInputs",
 }
 
 
-def _targets() -> dict[str, str]:
-    targets = {point.name: point.value for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
-    targets.update(_PASSES)
-    return targets
+def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
+    points = {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
+    own = {name: importlib.metadata.EntryPoint(name, value, ENTRY_POINT_GROUP) for name, value in _PASSES.items()}
+    return points | own
 
 
 def pass_names() -> list[str]:
     """The names of all passes: this package's own first, then those of other packages."""
-    return [*_PASSES, *sorted(set(_targets()) - set(_PASSES))]
+    return [*_PASSES, *sorted(set(_entry_points()) - set(_PASSES))]
 
 
 def pass_type(name: str) -> type[Pass]:
     """The class of the pass called ``name``.
 
     Raises:
-        UsageError: there is no such pass, or the package that registered it cannot be imported.
+        UsageError: there is no such pass, or what another package registered is not a pass of that name.
     """
     from graphsurgery.pass_base import Pass, unknown_name
 
-    target = _targets().get(name)
-    if target is None:
+    point = _entry_points().get(name)
+    if point is None:
         raise unknown_name("pass", name, pass_names())
-    module_name, _, class_name = target.partition(":")
+    registered = f"Pass {name!r} is registered as {point.value!r}, which"
     try:
-        found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"Pass {name!r} is registered as {target!r}, which cannot be imported: {error}.") from error
-    if not (isinstance(found, type) and issubclass(found, Pass)):
-        raise UsageError(f"Pass {name!r} is registered as {target!r}, which is not a graphsurgery.Pass.")
+        found = point.load()
+    except Exception as error:
+        # Whatever a foreign package raises while it is imported, the package is at fault.
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UsageError(f"{registered} cannot be imported: {reason}.") from error
+    if not (isinstance(found, type) and issubclass(found, Pass)) or inspect.isabstract(found):
+        raise UsageError(f"{registered} is not a graphsurgery.Pass that defines find and rewrite.")
+    if getattr(found, "name", None) != name:
+        raise UsageError(f"{registered} calls itself {getattr(found, 'name', None)!r}: the two names must be equal.")
     return found
 
 

@@ -8,6 +8,7 @@ its constants are inline.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from graphsurgery.names import Names
 from graphsurgery.site_report import Boundary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = ["PASS_KEY", "SITE_KEY", "Rewrite"]
 
@@ -44,6 +45,8 @@ class Rewrite:
         self._scope = scope
         self._names = Names.of(model)
         self._last: ir.Node | None = None
+        self._next: ir.Node | None = None
+        self._body: ir.Graph | None = None
         self._prologue_end: ir.Node | None = None
         self._in_prologue = True
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
@@ -63,7 +66,7 @@ class Rewrite:
 
     def at_start(self) -> None:
         """Insert what follows before all nodes of the graph, behind what this rewrite has put there already."""
-        self._last = self._prologue_end
+        self._last, self._next = self._prologue_end, None
         self._in_prologue = True
 
     def after(self, value: ir.Value) -> None:
@@ -72,10 +75,55 @@ class Rewrite:
         if node is None:
             self.at_start()
             return
-        self._last = node
+        self._last, self._next = node, None
         self._in_prologue = node is self._prologue_end
 
+    def before(self, node: ir.Node) -> None:
+        """Insert what follows in front of ``node``, each behind the one before."""
+        self._last, self._next, self._in_prologue = None, node, False
+
+    @property
+    def place(self) -> ir.Graph:
+        """The graph in which nodes are being inserted: what is made in one body cannot be read in another."""
+        return self._body if self._body is not None else self.graph
+
+    @contextlib.contextmanager
+    def prologue(self) -> Iterator[None]:
+        """Insert at the start of the main graph within the block, then go on where it was before."""
+        saved = (self._last, self._next, self._in_prologue, self._body)
+        self._body = None
+        self.at_start()
+        yield
+        self._last, self._next, self._in_prologue, self._body = saved
+        if self._in_prologue:
+            # It was at the start: what follows comes behind what was just inserted, and may read it.
+            self._last = self._prologue_end
+
+    @contextlib.contextmanager
+    def inside(self, body: ir.Graph) -> Iterator[None]:
+        """Append to ``body``, a subgraph in the making, within the block."""
+        saved = self._body
+        self._body = body
+        yield
+        self._body = saved
+
+    @contextlib.contextmanager
+    def outside(self) -> Iterator[None]:
+        """Insert in the main graph, where it was, within the block: what several bodies are to read."""
+        saved = self._body
+        self._body = None
+        yield
+        self._body = saved
+
     def _insert(self, node: ir.Node) -> None:
+        if self._body is not None:
+            self._body.append(node)
+            return
+        if self._next is not None:
+            graph = self._next.graph
+            assert graph is not None
+            graph.insert_before(self._next, node)
+            return
         if self._last is not None:
             graph = self._last.graph
             assert graph is not None
@@ -131,6 +179,53 @@ class Rewrite:
         self._insert(node)
         return output
 
+    def body(self, name: str, inputs: Sequence[tuple[str, ir.TypeProtocol, Sequence[int | str | None]]]) -> ir.Graph:
+        """An empty subgraph for :meth:`inside`, with formal inputs of the given names, types and shapes."""
+        formals = [
+            ir.Value(name=self._names.value(f"{self._scope}/{hint}"), type=kind, shape=ir.Shape(shape))
+            for hint, kind, shape in inputs
+        ]
+        return ir.Graph(formals, [], nodes=[], name=self._names.value(f"{self._scope}/{name}"))
+
+    def emit_holder(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        bodies: dict[str, ir.Graph],
+        *,
+        name: str,
+        outputs: int = 1,
+    ) -> list[ir.Value]:
+        """Insert an If or Loop with finished bodies; its outputs have no declared types."""
+        hint = f"{self._scope}/{name}"
+        attributes = [ir.AttrGraph(key, graph) for key, graph in bodies.items()]
+        node = ir.Node("", op_type, inputs, attributes, num_outputs=outputs, name=self._names.node(hint))
+        for value in node.outputs:
+            value.name = self._names.value(hint)
+        self._tag(node)
+        self._insert(node)
+        return list(node.outputs)
+
+    def clone(self, node: ir.Node, inputs: Sequence[ir.Value | None], *, name: str) -> ir.Value:
+        """Insert a node like ``node``, which has one output, on other inputs; its shape is not declared.
+
+        Args:
+            node: what is replayed.
+            inputs: what the copy reads.
+            name: last part of the name of the copy and its output.
+        """
+        hint = f"{self._scope}/{name}"
+        attributes = list(node.attributes.values())
+        copy = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=1, name=self._names.node(hint))
+        output = copy.outputs[0]
+        output.name = self._names.value(hint)
+        output.type = node.outputs[0].type
+        for key, text in node.metadata_props.items():
+            copy.metadata_props[key] = text
+        self._tag(copy)
+        self._insert(copy)
+        return output
+
     def constant(self, array: np.ndarray | Sequence[int] | int, name: str = "const") -> ir.Value:
         """An inline constant; integers become int64. Equal constants of one rewrite are one value."""
         array = np.asarray(array, dtype=None if isinstance(array, np.ndarray) else np.int64)
@@ -167,6 +262,14 @@ class Rewrite:
         self.model.graph.inputs.append(value)
         return value
 
+    def replace_all_uses(self, old: ir.Value, new: ir.Value) -> None:
+        """Let everything that reads ``old`` read ``new``; where it is a graph output, ``new`` takes over the name."""
+        if old.is_graph_output():
+            self.replace_output(old, new, f"{old.name}/before")
+        for use in list(old.uses()):
+            use.node.replace_input_with(use.idx, new)
+        self._lost_users.append(old)
+
     def replace_output(self, output: ir.Value, replacement: ir.Value, inner_hint: str) -> None:
         """Let the graph output ``output`` be ``replacement``: it takes over the name; the old value gets another.
 
@@ -187,27 +290,31 @@ class Rewrite:
 
     def record(
         self,
-        inputs_before: Iterable[ir.Value],
+        inputs_before: Iterable[ir.Value | str],
         outputs_before: Iterable[str],
-        inputs_after: Iterable[ir.Value],
+        inputs_after: Iterable[ir.Value | str],
         outputs_after: Iterable[str],
         scope: str = "main",
     ) -> None:
-        """Store the boundary of the region, before and after."""
+        """Store the boundary of the region, before and after; a value that was renamed is given by the name it had."""
         self._boundaries.append(
             Boundary(
                 scope,
-                tuple(value.name or "" for value in inputs_before),
+                tuple(item if isinstance(item, str) else item.name or "" for item in inputs_before),
                 tuple(outputs_before),
-                tuple(value.name or "" for value in inputs_after),
+                tuple(item if isinstance(item, str) else item.name or "" for item in inputs_after),
                 tuple(outputs_after),
             )
         )
 
-    def commit(self) -> tuple[Boundary, ...]:
-        """Remove what the edit left without users, drop cached analyses, return the recorded boundaries."""
+    def sweep(self) -> None:
+        """Remove what the edit has left without users so far."""
         remove_dead(self._lost_users)
         self._lost_users.clear()
+
+    def commit(self) -> tuple[Boundary, ...]:
+        """Remove what the edit left without users, drop cached analyses, return the recorded boundaries."""
+        self.sweep()
         invalidate(self.model)
         return tuple(self._boundaries)
 

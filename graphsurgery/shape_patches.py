@@ -1,65 +1,117 @@
-"""Shape operands of a graph that computes fewer rows: the entry that held S, or B*S, becomes N, or B*N."""
+"""Shape operands of a graph that computes fewer rows: the entry that held S, or B*S, becomes N, or B*N.
+
+Sizes that are read off a value with fewer rows and used elsewhere get their old number back.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import onnx_ir as ir
 
+from graphsurgery.analysis._row_sizes import row_entry, row_picks
+from graphsurgery.analysis._row_types import Context
+from graphsurgery.versioned_ops import INT64_MAX, slice_axis
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from graphsurgery.analysis.cones import Cone
     from graphsurgery.analysis.dims import Dim
     from graphsurgery.analysis.shapes import ShapeView
-    from graphsurgery.analysis.slices import Patch
+    from graphsurgery.analysis.slices import Patch, RowAxis
     from graphsurgery.rewrite import Rewrite
 
-__all__ = ["patch_operand"]
-
-_INT64_MAX = int(np.iinfo(np.int64).max)
+__all__ = ["patch_operand", "restore_size"]
 
 
-def patch_operand(rewrite: Rewrite, node: ir.Node, patch: Patch, count: int | None, view: ShapeView) -> None:
-    """Give ``node`` a shape operand with ``count`` in place of the number of rows.
+def patch_operand(
+    rewrite: Rewrite,
+    node: ir.Node,
+    patch: Patch,
+    count: int | None,
+    count_value: Callable[[], ir.Value],
+    cone: Cone,
+    view: ShapeView,
+) -> None:
+    """Give ``node`` a shape operand with the number of rows that are left in place of what it was.
 
     The new operand is a constant where the other entries are known or can be left to the operator (0 and -1 of
     Reshape, 1 of Expand); else it is put together from the old one.
 
     Args:
         rewrite: where nodes are inserted.
-        node: a Reshape, Expand or ConstantOfShape.
+        node: a Reshape, Expand, ConstantOfShape or Slice.
         patch: which entry of which operand.
-        count: N; None where it is only known at run time (B*N, or rows of a packed stream): -1 then stands for it.
+        count: N; None where it is only known at run time (B*N, or rows of a packed stream).
+        count_value: makes it an int64 ``[1]``.
+        cone: what computes fewer rows.
         view: shapes before the edit.
     """
     operand = node.inputs[patch.input]
     assert operand is not None
-    entries = _known_entries(node, operand, patch, view)
-    own = count if count is not None else -1
-    if node.op_type == "Expand":
+    if node.op_type == "Expand" and (node, 0) in cone.edges:
         # The input already has the rows; 1 leaves them as they are.
-        own = 1
-    if entries is not None and own in (-1, 1) and entries.count(-1) and own == -1:
-        entries = None
-    if entries is not None and not (own == -1 and node.op_type != "Reshape"):
-        entries[patch.position] = own
+        count = 1
+    elif node.op_type == "Slice":
+        count = INT64_MAX
+    entries = _known_entries(node, operand, patch, view)
+    if entries is not None and count is None and node.op_type == "Reshape" and -1 not in entries:
+        count = -1
+    if entries is not None and count is not None:
+        entries[patch.position] = count
         rewrite.reroute(node, patch.input, rewrite.constant(entries, "shape"))
         return
+    rows = rewrite.constant([count], "rows") if count is not None else count_value()
     rewrite.after(operand)
-    pieces = []
+    rewrite.reroute(node, patch.input, _replaced(rewrite, operand, patch.position, rows, view))
+
+
+def restore_size(
+    rewrite: Rewrite, node: ir.Node, value: ir.Value, rows: RowAxis, full: Callable[[], ir.Value], view: ShapeView
+) -> None:
+    """Let what reads the number of rows from a Shape node go on reading the old one.
+
+    Args:
+        rewrite: where nodes are inserted.
+        node: the Shape node.
+        value: what it reads, with fewer rows now.
+        rows: where ``value`` carries them.
+        full: makes the old number an int64 ``[1]``.
+        view: shapes before the edit.
+    """
+    sizes = node.outputs[0]
+    shape = view.shape(value)
+    assert shape is not None
+    entry = row_entry(node, rows.axis, len(shape))
+    if entry is None:
+        return
+    picks = row_picks(sizes, entry, Context(view, rewrite.opset))
+    if not picks and not sizes.is_graph_output():
+        return
+    count = full()
+    rewrite.after(sizes)
+    restored = _replaced(rewrite, sizes, entry, count, view)
+    for reader, index in picks:
+        rewrite.reroute(reader, index, restored)
+    if sizes.is_graph_output():
+        rewrite.replace_output(sizes, restored, f"{sizes.name}/fewer_rows")
+
+
+def _replaced(rewrite: Rewrite, operand: ir.Value, position: int, entry: ir.Value, view: ShapeView) -> ir.Value:
+    """The list ``operand`` with another entry at ``position``."""
     shape = view.shape(operand)
-    length = shape[0] if shape and isinstance(shape[0], int) else None
-    if patch.position > 0:
-        pieces.append(_piece(rewrite, operand, 0, patch.position))
-    pieces.append(rewrite.constant([own], "rows"))
-    if length is None or patch.position + 1 < length:
-        pieces.append(_piece(rewrite, operand, patch.position + 1, _INT64_MAX))
-    joined = rewrite.emit("Concat", pieces, {"axis": 0}, name="shape", dtype=ir.DataType.INT64)
-    rewrite.reroute(node, patch.input, joined)
-
-
-def _piece(rewrite: Rewrite, operand: ir.Value, start: int, end: int) -> ir.Value:
-    bounds = [rewrite.constant([item], "bound") for item in (start, end, 0)]
-    return rewrite.emit("Slice", [operand, *bounds], name="shape_part", dtype=ir.DataType.INT64)
+    length = shape[0] if shape else None
+    pieces = [entry]
+    if position > 0:
+        pieces.insert(0, slice_axis(rewrite, operand, (0, position), 0, name="shape_part", dtype=ir.DataType.INT64))
+    if length != position + 1:
+        bounds = (position + 1, INT64_MAX)
+        pieces.append(slice_axis(rewrite, operand, bounds, 0, name="shape_part", dtype=ir.DataType.INT64))
+    if len(pieces) == 1:
+        return entry
+    known = [length] if isinstance(length, int) else None
+    return rewrite.emit("Concat", pieces, {"axis": 0}, name="shape", dtype=ir.DataType.INT64, shape=known)
 
 
 def _known_entries(node: ir.Node, operand: ir.Value, patch: Patch, view: ShapeView) -> list[int] | None:

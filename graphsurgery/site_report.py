@@ -148,19 +148,22 @@ class Report:
         from rich.text import Text
 
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for column in ("pass", "site", "layer", "status"):
-            table.add_column(column, no_wrap=True)
-        table.add_column("what and why", overflow="fold")
+        # What is typed again as a selector must be whole: a long id is folded, never cut.
+        for column in ("pass", "site", "layer", "status", "what and why"):
+            folds = column in ("site", "what and why")
+            table.add_column(column, no_wrap=not folds, overflow="fold")
         styles = {"rewritten": "green", "skipped": "yellow", "refused": "red"}
         for item in self.passes:
             if not item.sites:
-                table.add_row(item.name, "-", "-", "skipped", "no site of this kind was found")
+                table.add_row(Text(item.name), "-", "-", "skipped", "no site of this kind was found")
             for site in item.sites:
                 reason = Text(site.reason)
                 if verbose and site.detail:
                     reason.append("\n" + ", ".join(f"{key}={value}" for key, value in site.detail.items()))
                 layer = "-" if site.layer is None else str(site.layer)
-                table.add_row(item.name, site.id, layer, Text(site.status, style=styles[site.status]), reason)
+                table.add_row(
+                    Text(item.name), Text(site.id), layer, Text(site.status, style=styles[site.status]), reason
+                )
         console.print(table)
         for item in self.passes:
             console.print(

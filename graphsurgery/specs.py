@@ -41,9 +41,10 @@ class _Reader:
         self.at = 0
 
     def fail(self, expected: str) -> UsageError:
-        rest = self.text[self.at :] or "the end"
+        rest = self.text[self.at :]
+        where = f"at {rest!r}" if rest else "at the end"
         return UsageError(
-            f"Cannot read pass spec {self.text!r}: expected {expected} at {rest!r}; "
+            f"Cannot read pass spec {self.text!r}: expected {expected} {where}; "
             "write name or name{option=value,...}, with quotes around values that hold commas."
         )
 

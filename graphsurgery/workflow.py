@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from graphsurgery.errors import CannotCheckError, DifferenceError, NothingChangedError, UsageError
 from graphsurgery.model_io import default_output, load, save, source_of, stage
+from graphsurgery.pass_base import unknown_name
 from graphsurgery.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from graphsurgery.equivalence.verify_report import VerifyReport
-    from graphsurgery.model_io import WeightsMode
+    from graphsurgery.model_io import Staged, WeightsMode
     from graphsurgery.site_report import PassReport, Report
 
 __all__ = ["ApplyRequest", "ApplyResult", "Watcher", "apply_passes"]
@@ -89,9 +90,11 @@ def apply_passes(request: ApplyRequest, watcher: Watcher | None = None) -> Apply
     Raises:
         UsageError: the request contradicts itself, or an option cannot be honoured by the model as a whole.
         InputRefusedError: the input cannot be used.
+        CannotCheckError: ``verify`` was asked for and ONNX Runtime is not installed.
         NothingChangedError: with ``require_change``, when no pass changed anything.
         SaveError: the output could not be written.
     """
+    _check(request)
     pipeline = _pipeline(request)
     model = load(request.input, file=request.file)
     source = source_of(model)
@@ -112,7 +115,10 @@ def apply_passes(request: ApplyRequest, watcher: Watcher | None = None) -> Apply
             watcher("copying weights", done, total)
 
     with stage(model, target, weights=request.weights, force=request.force, data_progress=copied) as staged:
-        verification, failure = _verify(request, source.path, staged.model_path, watcher)
+        # As it was typed, so that the report is the same wherever the command runs.
+        given = request.input
+        reference = given / source.path.relative_to(source.root) if given.is_dir() else given
+        verification, failure = _verify(request, reference, staged, watcher)
         if verification is not None:
             report.verification = verification.to_json()
         if failure is not None and not request.keep_unverified:
@@ -121,6 +127,24 @@ def apply_passes(request: ApplyRequest, watcher: Watcher | None = None) -> Apply
     report.warnings += saved.notes
     report.output = str(saved.path)
     return ApplyResult(report, saved.path, verification, failure)
+
+
+def _check(request: ApplyRequest) -> None:
+    """Refuse what cannot be done before any work is done."""
+    if request.dry_run and (request.verify is not None or request.dump_after is not None):
+        other = "--verify" if request.verify is not None else "--dump-after"
+        raise UsageError(f"--dry-run writes nothing, so {other} has nothing to work on: leave one of them out.")
+    if request.verify is None:
+        if request.keep_unverified:
+            raise UsageError("--keep-unverified says what becomes of an output that --verify rejects: give --verify.")
+        return
+    from graphsurgery.equivalence.running import require_runtime
+    from graphsurgery.equivalence.verify import DEPTHS
+
+    if request.verify not in DEPTHS:
+        raise unknown_name("depth of --verify", request.verify, DEPTHS)
+    if not request.keep_unverified:
+        require_runtime()
 
 
 def _pipeline(request: ApplyRequest) -> Pipeline:
@@ -149,17 +173,36 @@ class _Dump:
 
 
 def _verify(
-    request: ApplyRequest, reference: Path, rewritten: Path, watcher: Watcher | None
+    request: ApplyRequest, reference: Path, staged: Staged, watcher: Watcher | None
 ) -> tuple[VerifyReport | None, DifferenceError | CannotCheckError | None]:
     if request.verify is None:
         return None, None
     from graphsurgery.equivalence.verify import verify_models
 
-    result = verify_models(reference, rewritten, depth=request.verify, seed=request.seed, progress=watcher)
+    try:
+        found = verify_models(reference, staged.model_path, depth=request.verify, seed=request.seed, progress=watcher)
+    except CannotCheckError as error:
+        return None, error
+    result = _as_named(found, staged)
     if result.status == "equal":
         return result, None
     kept = "" if request.keep_unverified else "; no output was written"
-    reasons = "; ".join(result.reasons) or "see the table"
+    reasons = "; ".join(reason.rstrip(".") for reason in result.reasons) or "see the table"
     if result.status == "different":
         return result, DifferenceError(f"The result does not compute the same as {reference}: {reasons}{kept}.")
     return result, CannotCheckError(f"The result could not be checked against {reference}: {reasons}{kept}.")
+
+
+def _as_named(found: VerifyReport, staged: Staged) -> VerifyReport:
+    """``found`` with the name that the model takes in place of its temporary one, which differs from run to run."""
+
+    def named(texts: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(text.replace(str(staged.model_path), str(staged.path)) for text in texts)
+
+    return dataclasses.replace(
+        found,
+        rewritten=str(staged.path),
+        reasons=named(found.reasons),
+        warnings=named(found.warnings),
+        notes=named(found.notes),
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ class Weight:
 
     @property
     def nbytes(self) -> int:
-        return int(np.prod(self.dims, dtype=np.int64)) * helper.tensor_dtype_to_np_dtype(self.data_type).itemsize
+        return math.prod(self.dims) * int(helper.tensor_dtype_to_np_dtype(self.data_type).itemsize)
 
 
 def external_tensor(weight: Weight, **extra: str) -> TensorProto:
@@ -90,20 +91,27 @@ def entries_of(tensor: TensorProto) -> dict[str, str]:
 
 def tensor_bytes(path: Path) -> dict[str, bytes]:
     """The bytes of every external tensor of the model at ``path``, by name, read by hand."""
-    found: dict[str, bytes] = {}
-    for tensor in all_tensors(read_proto(path)):
-        if tensor.data_location != TensorProto.EXTERNAL:
-            continue
-        entries = entries_of(tensor)
-        itemsize = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-        length = int(entries.get("length", int(np.prod(tensor.dims, dtype=np.int64)) * itemsize))
-        if not length:
-            found[tensor.name] = b""
-            continue
-        with open(path.parent / entries["location"], "rb") as file:
-            file.seek(int(entries.get("offset", 0)))
-            found[tensor.name] = file.read(length)
-    return found
+    return dict(tensor_byte_list(path))
+
+
+def tensor_byte_list(path: Path) -> list[tuple[str, bytes]]:
+    """Name and bytes of every external tensor, in the order of the protobuf, names that occur twice included."""
+    tensors = all_tensors(read_proto(path))
+    external = [tensor for tensor in tensors if tensor.data_location == TensorProto.EXTERNAL]
+    return [(tensor.name, _bytes_of(tensor, path.parent)) for tensor in external]
+
+
+def _bytes_of(tensor: TensorProto, directory: Path) -> bytes:
+    entries = entries_of(tensor)
+    itemsize = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    length = int(entries.get("length", int(np.prod(tensor.dims, dtype=np.int64)) * itemsize))
+    if not length:
+        return b""
+    with open(directory / entries["location"], "rb") as file:
+        file.seek(int(entries.get("offset", 0)))
+        data = file.read(length)
+    assert len(data) == length
+    return data
 
 
 def all_tensors(message: Any) -> list[TensorProto]:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from google.protobuf.message import Message
+
 
 def _refusal(path: Path, file: str | None = None) -> str:
     with pytest.raises(InputRefusedError) as caught:
@@ -67,7 +69,12 @@ def test_garbage_collection_is_as_it_was(tmp_path: Path, enabled: bool, monkeypa
     path = write_model(tmp_path)
     during = []
     real = ir.serde.deserialize_model
-    monkeypatch.setattr(ir.serde, "deserialize_model", lambda proto: (during.append(gc.isenabled()), real(proto))[1])
+
+    def watched(proto):
+        during.append(gc.isenabled())
+        return real(proto)
+
+    monkeypatch.setattr(ir.serde, "deserialize_model", watched)
     (gc.enable if enabled else gc.disable)()
     try:
         load(path)
@@ -379,6 +386,10 @@ def _map_output(model: onnx.ModelProto) -> None:
     kind.value_type.tensor_type.elem_type = TensorProto.FLOAT
 
 
+def _untyped_constant(model: onnx.ModelProto) -> None:
+    model.graph.node.append(helper.make_node("Constant", [], ["c"], value=TensorProto(dims=[4])))
+
+
 def _odd_entry(key: str, value: str, **fields: object) -> Callable[[onnx.ModelProto], object]:
     def change(model: onnx.ModelProto) -> None:
         tensor = external_tensor(Weight("w", "d", 0, (4,)))
@@ -419,10 +430,14 @@ LOSSY: dict[str, tuple[Callable[[onnx.ModelProto], object], str]] = {
     "no version": (lambda m: m.ClearField("ir_version"), "states no ONNX IR version"),
     "no imports": (lambda m: m.ClearField("opset_import"), "imports no operator set"),
     "twin producer": (lambda m: m.graph.node.add(op_type="Relu", input=["x"], output=["logits"]), "redeclared"),
-    "bad dtype": (lambda m: setattr(m.graph.initializer[0], "data_type", 77), "not a valid ONNX model"),
+    "bad dtype": (
+        lambda m: setattr(m.graph.initializer[0], "data_type", 77),
+        "tensor 'w' has the unknown element type 77",
+    ),
+    "no dtype": (_untyped_constant, "has the unknown element type 0"),
     "offset": (_odd_entry("offset", "-4"), "has the offset '-4'"),
     "length": (_odd_entry("length", "1e3"), "has the length '1e3'"),
-    "string": (_odd_entry("offset", "0", data_type=TensorProto.STRING), "element type STRING"),
+    "string": (_odd_entry("offset", "0", data_type=TensorProto.STRING), "holds strings"),
     "both": (_odd_entry("offset", "0", raw_data=b"abcd"), "both inline and external"),
 }
 
@@ -449,10 +464,31 @@ def test_a_negative_dimension_and_a_repeated_key(tmp_path: Path):
     assert "'w' states its location twice" in _refusal(path)
 
 
-def test_unknown_fields_are_refused(tmp_path: Path):
-    path = write_model(tmp_path)
-    # Field 999, a varint: what a later version of the format might add.
-    path.write_bytes(path.read_bytes() + b"\xb8\x3e\x01")
+# Field 999, a varint: what a later version of the format might add.
+UNKNOWN = b"\xb8\x3e\x01"
+
+UNKNOWN_HOLDERS: dict[str, Callable[[onnx.ModelProto], Message]] = {
+    "model": lambda m: m,
+    "graph": lambda m: m.graph,
+    "node": lambda m: m.graph.node[0],
+    "type": lambda m: m.graph.output[0].type,
+    "small tensor": lambda m: m.graph.initializer[0],
+    "large tensor": lambda m: m.graph.initializer[1],
+    "function": lambda m: m.functions[0].node[0],
+}
+
+
+@pytest.mark.parametrize("holder", UNKNOWN_HOLDERS)
+def test_unknown_fields_are_refused(tmp_path: Path, holder: str):
+    large = helper.make_tensor("large", TensorProto.FLOAT, [2000], bytes(8000), raw=True)
+    model = add_model([helper.make_tensor("w", TensorProto.FLOAT, [4], bytes(16), raw=True), large])
+    node = helper.make_node("Identity", ["a"], ["b"])
+    model.functions.append(helper.make_function("d", "F", ["a"], ["b"], [node], [helper.make_opsetid("", 18)]))
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    load(path)
+    UNKNOWN_HOLDERS[holder](model).MergeFromString(UNKNOWN)
+    path.write_bytes(model.SerializeToString())
     assert f"holds fields that onnx {onnx.__version__} does not know" in _refusal(path)
 
 

@@ -328,6 +328,18 @@ def test_existing_outputs_need_force(tmp_path: Path):
     assert output.read_bytes() == path.read_bytes()
 
 
+def test_data_of_an_earlier_output_is_kept_and_told(tmp_path: Path):
+    path = write_model(tmp_path / "in")
+    (tmp_path / "out").mkdir()
+    save(load(path), tmp_path / "out" / "o.onnx")
+    result = save(load(path), tmp_path / "out" / "o.onnx", force=True)
+    assert result.data_files == (tmp_path / "out" / "o.onnx.1.data",)
+    assert result.notes == (
+        f"{tmp_path}/out/o.onnx.data is left from an earlier output: delete it if nothing else uses it",
+    )
+    assert (tmp_path / "out" / "o.onnx.data").exists()
+
+
 def test_in_place_by_every_spelling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = write_model(tmp_path / "m")
     (tmp_path / "link.onnx").symlink_to(path)
@@ -385,6 +397,9 @@ def test_outputs_that_cannot_be_files(tmp_path: Path):
     model = load(write_model(tmp_path))
     with pytest.raises(UsageError, match=r"directory .*/none does not exist: make it first"):
         save(model, tmp_path / "none" / "o.onnx")
+    for name in ("", "a\0b"):
+        with pytest.raises(UsageError, match="is not a path"):
+            save(model, name)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageError, match="is not a regular file"):
         save(model, tmp_path / "pipe", force=True)
@@ -585,7 +600,7 @@ def test_a_graph_that_is_too_large_by_itself_is_refused(tmp_path: Path, monkeypa
 
 def test_a_model_that_cannot_be_serialised_is_a_save_error(tmp_path: Path):
     model = load(write_model(tmp_path))
-    model.graph.node("add_0").attributes["bad"] = ir.Attr("bad", ir.AttributeType.INTS, ("text",))
+    model.graph.node("add_0").attributes["bad"] = ir.AttrInt64("bad", 2**70)
     with pytest.raises(SaveError, match="the model cannot be serialised: ") as caught:
         save(model)
     assert "\n" not in str(caught.value)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from graphsurgery.analysis._expr import SIMPLIFIERS, Call, Dim, Expr, bounds, exact_div, opaque, sort_key
+from graphsurgery.analysis._expr import SIMPLIFIERS, Call, Dim, Expr, opaque, sort_key
+from graphsurgery.analysis._polynomials import bounds, exact_div
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,16 +34,34 @@ def _at_least_zero(dim: Dim, depth: int) -> bool:
         return True
     if depth == 0:
         return False
-    # -min(a, b) >= -a and max(a, b) >= a: the claim holds if it holds for one of the arguments.
+    # max(a, b) >= a and -min(a, b) >= -a: the claim holds if it holds for one argument. It holds with -max and min if it
+    # holds for every argument.
     for monomial, coefficient in dim.terms:
         if len(monomial) != 1 or not isinstance(monomial[0], Call):
             continue
         call = monomial[0]
-        if call.op == ("max" if coefficient > 0 else "min"):
-            rest = dim - coefficient * _bare(call)
-            if any(_at_least_zero(rest + coefficient * arg, depth - 1) for arg in call.args):
-                return True
+        rest = dim - coefficient * _bare(call)
+        below = _below(call, coefficient)
+        if below is not None and _at_least_zero(rest + below, depth - 1):
+            return True
+        if call.op not in {"max", "min"}:
+            continue
+        enough = any if (call.op == "max") == (coefficient > 0) else all
+        if enough(_at_least_zero(rest + coefficient * arg, depth - 1) for arg in call.args):
+            return True
     return False
+
+
+def _below(call: Call, coefficient: int) -> Dim | None:
+    """A multiple of the dividend that ``coefficient * (a // b)`` or ``coefficient * (a % b)`` cannot be less than."""
+    if coefficient > 0 or call.op not in {"floordiv", "mod"}:
+        return None
+    dividend, divisor = call.args
+    if not is_positive(divisor) or bounds(dividend)[0] is None or not is_nonnegative(dividend):
+        return None
+    if call.op == "mod" or not isinstance(divisor, int):
+        return coefficient * dividend
+    return coefficient // divisor * dividend
 
 
 def _bare(call: Call) -> Expr:
@@ -211,11 +230,11 @@ def slice_index(at: Dim, size: Dim) -> Dim:
             return 0
         if isinstance(size, int):
             return min(max(at + size if at < 0 else at, 0), size)
-        return minimum(at, size) if at >= 0 else maximum(size + at, 0)
+        return minimum(at, size) if at >= 0 else size - minimum(size, -at)
     if is_nonnegative(at):
         return minimum(at, size)
-    if is_nonnegative(-1 - at):
-        return maximum(size + at, 0)
+    if is_positive(-at):
+        return size - minimum(size, -at)
     return opaque("index", at, size, bound=(0, bounds(size)[1]))
 
 
@@ -241,9 +260,18 @@ def slice_length(start: Dim, end: Dim, step: int, size: Dim) -> Dim | None:
 
 
 def _backward_length(start: int, end: int, step: int, size: int) -> int:
-    first = min(max(start + size if start < 0 else start, -1), size - 1)
+    first, stop = backward_bounds(start, end, size)
+    return len(range(first, stop, step)) if size else 0
+
+
+def backward_bounds(start: int, end: int, size: int) -> tuple[int, int]:
+    """First index and the index before which a backward slice stops, -1 for the beginning.
+
+    ONNX clamps the start to the axis where Python would take nothing: ``-3:-9:-1`` of two elements holds the first.
+    """
+    first = min(max(start + size if start < 0 else start, 0), size - 1)
     stop = min(max(end + size if end < 0 else end, -1), size - 1)
-    return max(-((first - stop) // step), 0)
+    return first, stop
 
 
 def equal(a: Dim, b: Dim) -> Dim:

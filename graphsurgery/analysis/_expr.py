@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 Dim: TypeAlias = Union[int, "Expr"]
-_Bound: TypeAlias = tuple[int | None, int | None]
+Bound: TypeAlias = tuple[int | None, int | None]
 
 # A product of polynomials with more terms than this stays an opaque ``mul``: expanding it would cost more than it tells.
 _MAX_PRODUCT_TERMS = 256
@@ -87,9 +87,9 @@ class Call(Atom):
 
     __slots__ = ("args", "op")
 
-    def __init__(self, op: str, args: tuple[Dim, ...], bound: _Bound) -> None:
+    def __init__(self, op: str, args: tuple[Dim, ...], bound: Bound) -> None:
         weight = 1 + sum(1 if isinstance(arg, int) else arg.weight for arg in args)
-        super().__init__(f"c{op}[{','.join(sort_key(arg) for arg in args)}]", bound[0], bound[1], weight)
+        super().__init__(f"z{op}[{','.join(sort_key(arg) for arg in args)}]", bound[0], bound[1], weight)
         self.op = op
         self.args = args
 
@@ -97,7 +97,7 @@ class Call(Atom):
         return f"{self.op}({', '.join(str(arg) for arg in self.args)})"
 
 
-_Monomial: TypeAlias = tuple[Atom, ...]
+Monomial: TypeAlias = tuple[Atom, ...]
 
 
 class Expr:
@@ -111,7 +111,7 @@ class Expr:
 
     __slots__ = ("_hash", "terms", "weight")
 
-    def __init__(self, terms: tuple[tuple[_Monomial, int], ...]) -> None:
+    def __init__(self, terms: tuple[tuple[Monomial, int], ...]) -> None:
         self.terms = terms
         self.weight = sum(atom.weight for monomial, _ in terms for atom in monomial)
         self._hash = hash(terms)
@@ -156,12 +156,12 @@ class Expr:
             return Expr(tuple((monomial, coefficient * other) for monomial, coefficient in self.terms))
         if len(self.terms) * len(other.terms) > _MAX_PRODUCT_TERMS:
             return opaque("mul", *sorted((self, other), key=sort_key))
-        sums: dict[_Monomial, int] = {}
+        sums: dict[Monomial, int] = {}
         for left, left_coefficient in self.terms:
             for right, right_coefficient in other.terms:
                 monomial = tuple(sorted(left + right, key=_atom_key)) if left and right else left or right
                 sums[monomial] = sums.get(monomial, 0) + left_coefficient * right_coefficient
-        return _normal(sums)
+        return normal(sums)
 
     __rmul__ = __mul__
 
@@ -216,7 +216,7 @@ def _atom_key(atom: Atom) -> str:
     return atom.key
 
 
-def _term_key(term: tuple[_Monomial, int]) -> tuple[int, tuple[str, ...]]:
+def _term_key(term: tuple[Monomial, int]) -> tuple[int, tuple[str, ...]]:
     return -len(term[0]), tuple(atom.key for atom in term[0])
 
 
@@ -228,7 +228,8 @@ def sort_key(dim: Dim) -> str:
     )
 
 
-def _normal(sums: dict[_Monomial, int]) -> Dim:
+def normal(sums: dict[Monomial, int]) -> Dim:
+    """The polynomial with these coefficients."""
     terms = [term for term in sums.items() if term[1]]
     if not terms:
         return 0
@@ -238,11 +239,11 @@ def _normal(sums: dict[_Monomial, int]) -> Dim:
     return Expr(tuple(terms))
 
 
-def _sum_of(left: Iterable[tuple[_Monomial, int]], right: Iterable[tuple[_Monomial, int]]) -> Dim:
+def _sum_of(left: Iterable[tuple[Monomial, int]], right: Iterable[tuple[Monomial, int]]) -> Dim:
     sums = dict(left)
     for monomial, coefficient in right:
         sums[monomial] = sums.get(monomial, 0) + coefficient
-    return _normal(sums)
+    return normal(sums)
 
 
 def symbol(name: str, *, positive: bool = False) -> Expr:
@@ -255,7 +256,7 @@ def unknown(number: int, *, signed: bool = False) -> Expr:
     return Expr((((Unknown(number, signed=signed),), 1),))
 
 
-def opaque(op: str, *args: Dim, bound: _Bound = (None, None)) -> Expr:
+def opaque(op: str, *args: Dim, bound: Bound = (None, None)) -> Expr:
     """An opaque application; callers bring commutative arguments into a canonical order and pass provable bounds."""
     return Expr((((Call(op, args, bound),), 1),))
 
@@ -266,6 +267,15 @@ def product(dims: Iterable[Dim]) -> Dim:
     for dim in dims:
         total = total * dim
     return total
+
+
+def total(dims: Iterable[Dim]) -> Dim:
+    """The sum of ``dims``; 0 for none. Linear in their terms, which adding them one by one is not."""
+    sums: dict[Monomial, int] = {}
+    for dim in dims:
+        for monomial, coefficient in (((), dim),) if isinstance(dim, int) else dim.terms:
+            sums[monomial] = sums.get(monomial, 0) + coefficient
+    return normal(sums)
 
 
 def evaluate(dim: Dim, bindings: Mapping[str, int]) -> int | None:
@@ -293,74 +303,6 @@ def free_names(dim: Dim) -> frozenset[str]:
                 elif isinstance(atom, Call):
                     pending.extend(atom.args)
     return frozenset(names)
-
-
-def bounds(dim: Dim) -> _Bound:
-    """Provable (lower, upper) bounds of ``dim``; None where nothing is known."""
-    if isinstance(dim, int):
-        return dim, dim
-    low: int | None = 0
-    high: int | None = 0
-    for monomial, coefficient in dim.terms:
-        term_low, term_high = _monomial_bounds(monomial)
-        if coefficient < 0:
-            term_low, term_high = term_high, term_low
-        low = None if low is None or term_low is None else low + coefficient * term_low
-        high = None if high is None or term_high is None else high + coefficient * term_high
-    return low, high
-
-
-def _monomial_bounds(monomial: _Monomial) -> _Bound:
-    if len(monomial) == 1:
-        return monomial[0].low, monomial[0].high
-    low, high = 1, 1
-    open_above = False
-    for atom in monomial:
-        if atom.low is None or atom.low < 0:
-            return None, None
-        low *= atom.low
-        open_above = open_above or atom.high is None
-        high *= atom.high or 0
-    return low, None if open_above else high
-
-
-def exact_div(dividend: Dim, divisor: Dim) -> Dim | None:
-    """The polynomial q with ``q * divisor == dividend``, or None where there is none.
-
-    Whoever divides by a size has ruled out that it is 0: then the result is the quotient.
-    """
-    if isinstance(divisor, int):
-        if divisor == 0:
-            return None
-        if isinstance(dividend, int):
-            return dividend // divisor if dividend % divisor == 0 else None
-        if any(coefficient % divisor for _, coefficient in dividend.terms):
-            return None
-        return Expr(tuple((monomial, coefficient // divisor) for monomial, coefficient in dividend.terms))
-    quotient: Dim = 0
-    rest: Dim = dividend
-    lead, lead_coefficient = divisor.terms[0]
-    # Each step removes the leading term of what is left, so the number of steps is bounded by the terms there can be.
-    for _ in range(64):
-        if isinstance(rest, int):
-            return quotient if rest == 0 else None
-        monomial, coefficient = rest.terms[0]
-        factor = _remove_factors(monomial, lead)
-        if factor is None or coefficient % lead_coefficient:
-            return None
-        step = _normal({factor: coefficient // lead_coefficient})
-        quotient = quotient + step
-        rest = rest - step * divisor
-    return None
-
-
-def _remove_factors(monomial: _Monomial, factors: _Monomial) -> _Monomial | None:
-    left = list(monomial)
-    for atom in factors:
-        if atom not in left:
-            return None
-        left.remove(atom)
-    return tuple(left)
 
 
 def _evaluate_atom(atom: Atom, bindings: Mapping[str, int]) -> int | None:

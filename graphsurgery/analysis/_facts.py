@@ -99,7 +99,6 @@ class ShapeValue:
         items = tuple(item if isinstance(item, Expr) else int(item) for item in array.reshape(-1).tolist())
         return cls(items, tuple(int(size) for size in array.shape))
 
-
     @classmethod
     def of_constant(cls, array: np.ndarray | None) -> ShapeValue | None:
         """A value of a small integer constant, or of a float scalar that is a whole number (the bound of an arange)."""

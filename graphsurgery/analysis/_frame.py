@@ -12,20 +12,22 @@ from graphsurgery.analysis._order import producers_first
 from graphsurgery.analysis._rules import RULES
 from graphsurgery.analysis.constants import constant_of
 from graphsurgery.analysis.dims import Expr, Symbol, parse_dim, substitute, symbol, unknown
+from graphsurgery.errors import InputRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from graphsurgery.analysis._facts import Facts
+    from graphsurgery.analysis._facts import Facts, Rule
     from graphsurgery.analysis.dims import Dim
 
 __all__ = ["Frame", "Session"]
 
 # Expressions with more atoms than this tell nobody anything and would grow from layer to layer.
 _MAX_WEIGHT = 24
+_MAX_CONTENT_WEIGHT = 96
 # Function bodies are walked once per context; past this many body nodes further calls stay unknown, since chains of
 # functions that call each other several times would otherwise be exponential.
-_MAX_BODY_NODES = 2_000_000
+_MAX_BODY_NODES = 500_000
 
 _INTEGERS = frozenset(
     {
@@ -47,6 +49,21 @@ _MemoKey: TypeAlias = tuple[_FunctionId, tuple[Fact, ...], tuple[tuple[str, str]
 
 def _domain(name: str) -> str:
     return "" if name == "ai.onnx" else name
+
+
+def _weight(size: Dim) -> int:
+    return 0 if isinstance(size, int) else size.weight
+
+
+def _applied(rule: Rule, call: Call) -> Facts:
+    try:
+        return rule(call)
+    except (ValueError, IndexError, ZeroDivisionError) as error:
+        node = call.node
+        raise InputRefusedError(
+            f"Node {(node.name or node.outputs[0].name)!r} ({node.domain or 'ai.onnx'}::{node.op_type}) has inputs or attributes "
+            f"that its operator does not allow ({error}): check the model, for example by loading it in ONNX Runtime."
+        ) from error
 
 
 class Session:
@@ -121,7 +138,7 @@ class Frame:
                 found = None
                 if rule is not None:
                     version = node.version or self._opsets.get(domain, 1)
-                    found = rule(Call(node, inputs, self._resolved(node), version, self))
+                    found = _applied(rule, Call(node, inputs, self._resolved(node), version, self))
             self._record(node, found)
 
     def fact(self, value: ir.Value) -> Fact:
@@ -187,19 +204,21 @@ class Frame:
             shape = fact.shape
             if fact.element is None:
                 shape = self._declared(value) if shape is None else self._tamed(shape)
-            if shape is not fact.shape or fact.dtype is None:
-                fact = Fact(shape, fact.dtype or value.dtype, fact.value, fact.element)
+            contents = fact.value
+            if contents is not None and any(_weight(item) > _MAX_CONTENT_WEIGHT for item in contents.items):
+                contents = None
+            if shape is not fact.shape or fact.dtype is None or contents is not fact.value:
+                fact = Fact(shape, fact.dtype or value.dtype, contents, fact.element)
             self.facts[value] = fact
 
     def _tamed(self, shape: Shape) -> Shape:
         """``shape`` without unwieldy expressions and without the negative sizes of a broken graph."""
-        for size in shape:
-            if size < 0 if isinstance(size, int) else size.weight > _MAX_WEIGHT:
-                return tuple(
-                    self.fresh() if (size < 0 if isinstance(size, int) else size.weight > _MAX_WEIGHT) else size
-                    for size in shape
-                )
-        return shape
+        if all(size >= 0 if isinstance(size, int) else size.weight <= _MAX_WEIGHT for size in shape):
+            return shape
+        return tuple(
+            size if (isinstance(size, int) and size >= 0) or 0 < _weight(size) <= _MAX_WEIGHT else self.fresh()
+            for size in shape
+        )
 
     def _resolved(self, node: ir.Node) -> Mapping[str, ir.Attr]:
         if self._attributes is None:

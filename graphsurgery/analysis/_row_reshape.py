@@ -22,12 +22,26 @@ __all__ = ["reshape_axis", "reshape_groups"]
 def reshape_groups(before: Sequence[Dim], after: Sequence[Dim]) -> list[tuple[range, range]]:
     """The smallest groups of axes whose sizes multiply to the same, in order; axes of size 1 join the group at hand.
 
-    What cannot be matched (sizes that are not known) ends in one last group.
+    Axes of equal size at the end are groups of their own. What cannot be matched in front of them (sizes that are not
+    known) is one last group.
 
     Example:
         >>> reshape_groups((2, 3, 4), (6, 2, 2))
         [(range(0, 2), range(0, 1)), (range(2, 3), range(1, 3))]
     """
+    same = 0
+    while same < min(len(before), len(after)) - 1 and before[-1 - same] == after[-1 - same] != 0:
+        same += 1
+    front = _front_groups(before[: len(before) - same], after[: len(after) - same])
+    tail = range(same, 0, -1)
+    return front + [(_one(len(before) - item), _one(len(after) - item)) for item in tail]
+
+
+def _one(axis: int) -> range:
+    return range(axis, axis + 1)
+
+
+def _front_groups(before: Sequence[Dim], after: Sequence[Dim]) -> list[tuple[range, range]]:
     groups: list[tuple[range, range]] = []
     start_before = start_after = 0
     end_before = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Protocol
 
-from graphsurgery.analysis._expr import Call
+from graphsurgery.analysis._expr import Call, Expr, product
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from graphsurgery.analysis._facts import ShapeValue
     from graphsurgery.analysis.dims import Dim
 
-__all__ = ["Blocked", "Lift", "Patch", "RowAxis", "View", "same_size"]
+__all__ = ["Blocked", "Context", "Lift", "Patch", "RowAxis", "View", "same_size"]
+
+# Two or three broadcasts of two sizes each: what inputs with a name of their own for every size lead to.
+_MAX_ALTERNATIVES = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +76,27 @@ class View(Protocol):
         """The values of a function's body, for one call."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What a rule sees around a node.
+
+    Attributes:
+        view: shapes of the values of the scope.
+        opset: version of the default domain there.
+    """
+
+    view: View
+    opset: int
+
+    def shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
+        """See :class:`View`."""
+        return self.view.shape(value)
+
+    def shape_value(self, value: ir.Value) -> ShapeValue | None:
+        """See :class:`View`."""
+        return self.view.shape_value(value)
+
+
 def same_size(one: Dim, other: Dim) -> bool:
     """Whether two sizes are the same in every run that the model allows.
 
@@ -83,7 +107,29 @@ def same_size(one: Dim, other: Dim) -> bool:
 
 
 def _alternatives(size: Dim) -> set[Dim]:
-    atom = None if isinstance(size, int) else size.atom
-    if isinstance(atom, Call) and atom.op == "broadcast":
-        return {item for argument in atom.args for item in _alternatives(argument)}
-    return {size}
+    """``size`` with each unsettled broadcast in it settled one way or the other."""
+    settled: set[Dim] = set()
+    pending = [size]
+    while pending and len(settled) + len(pending) <= _MAX_ALTERNATIVES:
+        item = pending.pop()
+        atom = _unsettled(item)
+        if atom is None or isinstance(item, int):
+            settled.add(item)
+        else:
+            pending += [_put(item, atom, argument) for argument in atom.args]
+    return settled
+
+
+def _unsettled(size: Dim) -> Call | None:
+    if isinstance(size, int):
+        return None
+    atoms = (atom for monomial, _ in size.terms for atom in monomial)
+    return next((atom for atom in atoms if isinstance(atom, Call) and atom.op == "broadcast"), None)
+
+
+def _put(size: Expr, atom: Call, replacement: Dim) -> Dim:
+    total: Dim = 0
+    for monomial, coefficient in size.terms:
+        factors = [replacement if item == atom else Expr((((item,), 1),)) for item in monomial]
+        total = total + coefficient * product(factors)
+    return total

@@ -61,7 +61,10 @@ def _heads_first(call: Call, index: int, count: str) -> Shape | None:
 
 
 def _grouped(call: Call) -> list[Fact]:
-    """GroupQueryAttention: packed or separate query, key and value; the cache holds max(P, total) positions."""
+    """GroupQueryAttention: packed or separate query, key and value.
+
+    The cache holds max(P, total) positions; with ``sliding_window_cache`` it keeps the capacity that it is given.
+    """
     query, dtype = call.shape(0), call.dtype(0)
     heads, kv_heads = call.number("num_heads", 1), call.number("kv_num_heads", 1)
     if query is None or len(query) != 3:
@@ -70,8 +73,10 @@ def _grouped(call: Call) -> list[Fact]:
     past = call.shape(3) if call.has(3) else None
     total = call.value(6) if call.has(6) else None
     length = None if total is None else total.single
-    if length is None or (call.has(3) and past is None):
-        kept: Dim = call.fresh()
+    if call.number("sliding_window_cache", 0) and past is not None:
+        kept: Dim = past[2]
+    elif length is None or (call.has(3) and past is None):
+        kept = call.fresh()
     else:
         kept = length if past is None else dims.maximum(past[2], length)
     cache = (query[0], kv_heads, kept, size)

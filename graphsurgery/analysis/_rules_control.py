@@ -227,8 +227,10 @@ def _split_to_sequence(call: Call) -> Fact:
         return Fact(element=Fact(None, call.dtype(0)))
     if call.has(1):
         value = call.value(1)
-        ints = None if value is None or value.rank != 1 else value.ints()
-        part: Dim = ints[0] if ints and len(set(ints)) == 1 else call.fresh()
+        listed = None if value is None else value.ints()
+        # One number: parts of that size, of which the last may be shorter.
+        even = value is not None and listed and (value.rank == 1 or dims.exact_div(shape[axis], listed[0]) is not None)
+        part: Dim = listed[0] if listed and even and len(set(listed)) == 1 else call.fresh()
     else:
         part = 1
     if part == 1 and not call.has(1) and call.number("keepdims", 1) == 0:

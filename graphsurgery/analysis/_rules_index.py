@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphsurgery.analysis import dims
+from graphsurgery.analysis._dim_ops import backward_bounds
 from graphsurgery.analysis._facts import Fact, ShapeValue, normal_axis, rule_table
 from graphsurgery.analysis._rules_elementwise import same
 from graphsurgery.analysis._rules_shape import sizes_of
@@ -123,9 +124,11 @@ def _sliced(call: Call, bounds: _Bounds) -> ShapeValue | None:
     for axis, start, end, step in bounds:
         if not isinstance(start, int) or not isinstance(end, int) or not isinstance(step, int) or not step:
             return None
-        # A walk backwards past the first element is written as a huge negative end, which Python would count from 0.
-        stop = None if step < 0 and end < -value.shape[axis] else end
-        cuts[axis] = slice(start, stop, step)
+        if step > 0:
+            cuts[axis] = slice(start, end, step)
+            continue
+        first, stop = backward_bounds(start, end, value.shape[axis])
+        cuts[axis] = slice(first, None if stop < 0 else stop, step)
     return ShapeValue.of_array(value.array()[tuple(cuts)])
 
 

@@ -257,9 +257,9 @@ def _concat(call: Call) -> Fact:
     if axis is None or any(len(shape) != len(known[0]) for shape in known):
         return Fact(None, dtype)
     value = _joined(call) if len(known[0]) == 1 else None
-    total: Dim = call.fresh() if len(known) != len(shapes) else sum((shape[axis] for shape in known), start=0)
+    joined = call.fresh() if len(known) != len(shapes) else dims.total(shape[axis] for shape in known)
     sizes = [agreed([shape[place] for shape in known]) for place in range(len(known[0]))]
-    sizes[axis] = total
+    sizes[axis] = joined
     return Fact(tuple(sizes), dtype, value)
 
 

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import onnx_ir as ir
 
+from graphsurgery.analysis._row_sizes import is_size
 from graphsurgery.analysis.slices import Blocked, Lift, Patch, RowAxis, lift
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from graphsurgery.analysis.shapes import ShapeView
 
-__all__ = ["Cone", "Edge", "climb", "outside_reader"]
+__all__ = ["Cone", "Edge", "climb", "join", "outside_readers", "size_readers"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,18 +38,20 @@ class Cone:
     """What computes fewer rows.
 
     Attributes:
-        root: the value that the climb started at.
+        roots: the values that the climb started at.
         values: every value that will hold fewer rows, and where.
         nodes: the nodes that make them, those of If branches included.
-        frontier: edges into the cone on which rows are selected, in a stable order.
+        edges: every (node, input) that will read fewer rows.
+        frontier: those of them on which rows are selected, in a stable order.
         patches: shape operands that must change.
         contractions: the matrix products in the cone.
         stops: why the climb stopped below a value of the frontier, where the node above could not be lifted.
     """
 
-    root: ir.Value
+    roots: tuple[ir.Value, ...]
     values: dict[ir.Value, RowAxis]
     nodes: tuple[ir.Node, ...]
+    edges: frozenset[tuple[ir.Node, int]]
     frontier: tuple[Edge, ...]
     patches: tuple[tuple[ir.Node, Patch], ...]
     contractions: tuple[ir.Node, ...]
@@ -75,9 +78,10 @@ def climb(root: ir.Value, rows: RowAxis, view: ShapeView, model: ir.Model, into:
     """
     walk = _Climb(view, model, into)
     failure = walk.open(root, rows)
-    if failure is None:
-        failure = walk.run()
-    return failure if failure is not None else walk.result(root)
+    if failure is not None:
+        return failure
+    walk.run()
+    return walk.conflict or walk.result(root)
 
 
 class _Climb:
@@ -87,27 +91,49 @@ class _Climb:
         self._into = into
         self._values: dict[ir.Value, RowAxis] = {}
         self._nodes: dict[ir.Node, None] = {}
-        self._edges: list[Edge] = []
-        self._frontier: list[Edge] = []
+        self._pending: list[Edge] = []
+        self._frontier: dict[tuple[ir.Node, int], Edge] = {}
+        self._edges: set[tuple[ir.Node, int]] = set()
         self._patches: dict[tuple[ir.Node, Patch], None] = {}
         self._contractions: dict[ir.Node, None] = {}
         self._stops: dict[ir.Value, str] = {}
+        self.conflict: Blocked | None = None
 
     def open(self, value: ir.Value, rows: RowAxis) -> Blocked | None:
         """Take the producer of ``value`` into the cone, or say why it cannot be."""
         known = self._values.get(value)
         if known is not None:
-            return None if known == rows else Blocked(f"{value.name!r} is needed in two layouts")
+            if known != rows:
+                self.conflict = Blocked(f"{value.name!r} is needed in two layouts")
+            return self.conflict
+        lifts = self._lifts(value, rows)
+        if isinstance(lifts, Blocked):
+            return lifts
+        for node, made, lifted in lifts:
+            self._take(node, made, rows, lifted)
+        return None
+
+    def _lifts(self, value: ir.Value, rows: RowAxis) -> list[tuple[ir.Node, ir.Value, Lift]] | Blocked:
+        """What makes ``value``: its producer, or that of each branch behind it where it is an If."""
         node = value.producer()
         if node is None:
             return Blocked(f"{value.name!r} is an input or a constant")
-        if node.op_type == "If" and not node.domain:
-            return self._open_branches(node, value, rows)
-        lifted = lift(node, value.index() or 0, rows, self._view, self._model)
-        if isinstance(lifted, Blocked):
-            return lifted
-        self._take(node, value, rows, lifted)
-        return None
+        if node.op_type != "If" or node.domain:
+            lifted = lift(node, value.index() or 0, rows, self._view, self._model)
+            return lifted if isinstance(lifted, Blocked) else [(node, value, lifted)]
+        # The branches must both give the chosen rows; what they capture is then reduced like any other value.
+        found: list[tuple[ir.Node, ir.Value, Lift]] = [(node, value, Lift({}))]
+        for name in ("then_branch", "else_branch"):
+            graph = node.attributes[name].as_graph()
+            inner = graph.outputs[value.index() or 0]
+            producer = inner.producer()
+            if producer is None or producer.graph is not graph:
+                return Blocked(f"a branch of If node {node.name!r} does not compute {inner.name!r} itself")
+            lifts = self._lifts(inner, rows)
+            if isinstance(lifts, Blocked):
+                return Blocked(f"in a branch of If node {node.name!r}, {lifts.reason}")
+            found += lifts
+        return found
 
     def _take(self, node: ir.Node, value: ir.Value, rows: RowAxis, lifted: Lift) -> None:
         self._values[value] = rows
@@ -120,112 +146,129 @@ class _Climb:
             item = node.inputs[index]
             assert item is not None
             edge = Edge(node, index, item, need)
+            self._edges.add((node, index))
             if self._into(edge, lifted):
-                self._edges.append(edge)
-            elif edge not in self._frontier:
-                self._frontier.append(edge)
+                self._pending.append(edge)
+            else:
+                self._frontier[node, index] = edge
 
-    def _open_branches(self, node: ir.Node, value: ir.Value, rows: RowAxis) -> Blocked | None:
-        """Both branches of an If must give the chosen rows; what they capture is then reduced like any other value."""
-        position = value.index() or 0
-        branches = [node.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
-        for graph in branches:
-            inner = graph.outputs[position]
-            producer = inner.producer()
-            if producer is None or producer.graph is not graph or producer.op_type in ("If", "Loop", "Scan"):
-                return Blocked(f"a branch of If node {node.name!r} does not compute {inner.name!r} itself")
-            step = lift(producer, inner.index() or 0, rows, self._view, self._model)
-            if isinstance(step, Blocked):
-                return Blocked(f"in a branch of If node {node.name!r}, {step.reason}")
-        self._values[value] = rows
-        self._nodes.setdefault(node)
-        for graph in branches:
-            failure = self.open(graph.outputs[position], rows)
-            if failure is not None:
-                return failure
-        return None
-
-    def run(self) -> Blocked | None:
+    def run(self) -> None:
         """Follow all open edges; an edge whose producer cannot be lifted joins the frontier."""
-        while self._edges:
-            edge = self._edges.pop(0)
-            known = self._values.get(edge.value)
-            if known is not None and known != edge.rows:
-                return Blocked(f"{edge.value.name!r} is needed in two layouts")
+        position = 0
+        while position < len(self._pending) and self.conflict is None:
+            edge = self._pending[position]
+            position += 1
             failure = self.open(edge.value, edge.rows)
             if failure is not None:
                 self._stops[edge.value] = failure.reason
-                if edge not in self._frontier:
-                    self._frontier.append(edge)
-        return None
+                self._frontier[edge.node, edge.index] = edge
 
-    def result(self, root: ir.Value) -> Cone:
+    def result(self, root: ir.Value) -> Cone | Blocked:
+        frontier = _uncovered(self._frontier.values(), self._values)
+        if isinstance(frontier, Blocked):
+            return frontier
         return Cone(
-            root,
+            (root,),
             self._values,
             tuple(self._nodes),
-            tuple(self._frontier),
+            frozenset(self._edges),
+            frontier,
             tuple(self._patches),
             tuple(self._contractions),
             self._stops,
         )
 
 
-def outside_reader(cone: Cone, values: dict[ir.Value, RowAxis] | None = None) -> tuple[ir.Value, str] | None:
-    """The first value of ``cone`` of which something outside it reads all rows, and who reads it.
+def _uncovered(frontier: Iterable[Edge], values: dict[ir.Value, RowAxis]) -> tuple[Edge, ...] | Blocked:
+    """The edges whose value does not hold fewer rows already."""
+    kept: list[Edge] = []
+    for edge in frontier:
+        inside = values.get(edge.value)
+        if inside is None:
+            kept.append(edge)
+        elif inside != edge.rows:
+            return Blocked(f"{edge.value.name!r} is needed in two layouts")
+    return tuple(kept)
 
-    The root may be read by anything that the caller answers for; so is it here only where it is read by a node
-    outside. Sizes (Shape, Size) of a value may be read where they end in nothing but the cone's own shape operands:
-    they then follow the rows.
+
+def join(cones: Iterable[Cone]) -> Cone | Blocked:
+    """Several cones as one; Blocked where they need one value in two layouts."""
+    parts = list(cones)
+    values: dict[ir.Value, RowAxis] = {}
+    for part in parts:
+        for value, rows in part.values.items():
+            if values.setdefault(value, rows) != rows:
+                return Blocked(f"{value.name!r} is needed in two layouts")
+    edges = {(edge.node, edge.index): edge for part in parts for edge in part.frontier}
+    frontier = _uncovered(edges.values(), values)
+    if isinstance(frontier, Blocked):
+        return frontier
+    return Cone(
+        tuple(dict.fromkeys(root for part in parts for root in part.roots)),
+        values,
+        tuple(dict.fromkeys(node for part in parts for node in part.nodes)),
+        frozenset().union(*(part.edges for part in parts)),
+        frontier,
+        tuple(dict.fromkeys(patch for part in parts for patch in part.patches)),
+        tuple(dict.fromkeys(node for part in parts for node in part.contractions)),
+        {value: reason for part in parts for value, reason in part.stops.items()},
+    )
+
+
+# ---- who else reads -----------------------------------------------------------------------------------------------
+
+
+def outside_readers(cone: Cone, values: Iterable[ir.Value] | None = None) -> dict[ir.Value, str]:
+    """The values of ``cone`` of which something outside it reads all rows, and who reads each.
+
+    The roots are outputs of the graph as they are meant to be. Readers of a shape do not count: see
+    :func:`size_readers`. A node that computes fewer rows does so for all its outputs: readers of the others count
+    against the one that is in the cone.
 
     Args:
         cone: the cone.
         values: look at these values of it only.
     """
-    inside = set(cone.nodes)
-    operands = {(node, patch.input) for node, patch in cone.patches}
-    for value in values if values is not None else cone.values:
-        if value is not cone.root and value.is_graph_output() and value.graph is not None and _is_top(value, inside):
-            return value, f"graph output {value.name!r}"
-        for use in value.uses():
-            if use.node in inside:
-                continue
-            if use.node.op_type in ("Shape", "Size") and not use.node.domain and _ends_in(use.node, inside, operands):
-                continue
-            return (
-                value,
-                f"node {use.node.name!r} ({use.node.op_type})" if use.node.name else f"a {use.node.op_type} node",
-            )
+    returned = _branch_outputs(cone.nodes)
+    found: dict[ir.Value, str] = {}
+    for value in cone.values if values is None else values:
+        node = value.producer()
+        made = [value]
+        # The branches of an If compute each output on their own.
+        if node is not None and (node.op_type != "If" or node.domain):
+            made += [item for item in node.outputs if item not in cone.values]
+        for item in made:
+            reader = _outside_reader(cone, item, returned)
+            if reader is not None:
+                found[value] = reader if item is value else f"{reader}, through {item.name!r}"
+                break
+    return found
+
+
+def _outside_reader(cone: Cone, value: ir.Value, returned: set[ir.Value]) -> str | None:
+    if value.is_graph_output() and value not in cone.roots and value not in returned:
+        return f"graph output {value.name!r}"
+    for use in value.uses():
+        if value in cone.values and ((use.node, use.idx) in cone.edges or is_size(use.node)):
+            continue
+        return f"node {use.node.name!r} ({use.node.op_type})" if use.node.name else f"a {use.node.op_type} node"
     return None
 
 
-def _is_top(value: ir.Value, inside: set[ir.Node]) -> bool:
-    """Whether ``value`` is an output of a graph whose holder is not in the cone."""
-    for node in inside:
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH and any(item is value for item in attribute.as_graph().outputs):
-                return False
-    return True
+def _branch_outputs(nodes: Iterable[ir.Node]) -> set[ir.Value]:
+    """What the branches of If nodes among ``nodes`` return."""
+    return {
+        value
+        for node in nodes
+        for attribute in node.attributes.values()
+        if attribute.type == ir.AttributeType.GRAPH
+        for value in attribute.as_graph().outputs
+    }
 
 
-def _ends_in(node: ir.Node, inside: set[ir.Node], operands: set[tuple[ir.Node, int]]) -> bool:
-    """Whether everything that is computed from the outputs of ``node`` is a shape operand of a node inside."""
-    pending = [node]
-    seen: set[ir.Node] = set()
-    while pending:
-        current = pending.pop()
-        if current in seen:
-            continue
-        seen.add(current)
-        if len(seen) > 64:
-            return False
-        for value in current.outputs:
-            if value.is_graph_output():
-                return False
-            for use in value.uses():
-                if use.node in inside:
-                    if use.node.op_type not in ("Reshape", "Expand", "ConstantOfShape"):
-                        return False
-                    continue
-                pending.append(use.node)
-    return True
+def size_readers(cone: Cone) -> Iterator[tuple[ir.Node, ir.Value, RowAxis]]:
+    """The Shape nodes that read a value of ``cone``, with the value and where it carries the rows."""
+    for value, rows in cone.values.items():
+        for use in value.uses():
+            if is_size(use.node):
+                yield use.node, value, rows

@@ -38,24 +38,26 @@ from graphsurgery.analysis._dim_ops import (
     truncdiv,
 )
 from graphsurgery.analysis._expr import (
+    Call,
     Dim,
     Expr,
     Symbol,
     Unknown,
-    bounds,
     evaluate,
-    exact_div,
     free_names,
     product,
     substitute,
     symbol,
+    total,
     unknown,
 )
+from graphsurgery.analysis._polynomials import bounds, exact_div
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
+    "Call",
     "Dim",
     "Expr",
     "Symbol",
@@ -81,6 +83,7 @@ __all__ = [
     "slice_length",
     "substitute",
     "symbol",
+    "total",
     "truncdiv",
     "unknown",
 ]

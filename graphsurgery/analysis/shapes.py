@@ -79,7 +79,11 @@ class Shapes(ShapeView):
     """The shapes of a model as it is now; the model is not changed, later edits are not seen."""
 
     def __init__(self, model: ir.Model) -> None:
-        """Walk ``model``; time is linear in its nodes and no tensor outside the file is read."""
+        """Walk ``model``; time is linear in its nodes and no tensor outside the file is read.
+
+        Raises:
+            InputRefusedError: if a node has inputs or attributes that its operator does not allow.
+        """
         frame = Frame(Session(model), model.opset_imports, None)
         for value in model.graph.inputs:
             frame.fact(value)

@@ -16,7 +16,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from graphsurgery.analysis import _row_rules as rules
-from graphsurgery.analysis._row_types import Blocked, Lift, Patch, RowAxis, View, same_size
+from graphsurgery.analysis._row_sizes import follows_sizes, is_size, row_sinks
+from graphsurgery.analysis._row_types import Blocked, Context, Lift, Patch, RowAxis, View, same_size
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -37,58 +38,102 @@ def lift(node: ir.Node, output: int, rows: RowAxis, view: View, model: ir.Model)
     Returns:
         A :class:`Lift`, or :class:`Blocked` with the reason where the node mixes rows or is not known.
     """
-    shape = view.shape(node.outputs[output])
+    return _lift(node, output, rows, Context(view, model.opset_imports.get("", 1)), model)
+
+
+def _lift(node: ir.Node, output: int, rows: RowAxis, context: Context, model: ir.Model) -> Lift | Blocked:
+    shape = context.shape(node.outputs[output])
     if shape is None:
         return Blocked(f"the shape of {node.outputs[output].name!r} is not known")
     if rows.axis >= len(shape):
         return Blocked(f"{node.outputs[output].name!r} has no axis {rows.axis}")
     function = model.functions.get(node.op_identifier())
     if function is not None:
-        return _lift_call(node, function, output, rows, view, model)
+        return _Call(node, function, context, model).lift(output, rows)
     rule = rules.find(node)
     if rule is None:
         return Blocked(f"operator {_operator(node)} of node {node.name!r} is not known to keep rows apart")
-    return rule(node, output, rows, view)
+    return rule(node, output, rows, context)
 
 
-def _lift_call(
-    call: ir.Node, function: ir.Function, output: int, rows: RowAxis, view: View, model: ir.Model
-) -> Lift | Blocked:
-    """A function keeps rows apart when its body does, with no operand that would have to change."""
-    inner = view.in_call(call)
-    formals = {value: position for position, value in enumerate(function.inputs)}
-    needs: dict[int, RowAxis] = {}
-    contracts = False
-    pending = [(function.outputs[output], rows)]
-    seen: dict[ir.Value, RowAxis] = {}
-    while pending:
-        value, wanted = pending.pop()
-        if value in seen:
-            if seen[value] != wanted:
-                return Blocked(f"function {function.name!r} needs {value.name!r} in two layouts")
-            continue
-        seen[value] = wanted
-        if value in formals:
-            needs[formals[value]] = wanted
-            continue
-        node = value.producer()
-        if node is None:
-            return Blocked(f"function {function.name!r} holds {value.name!r}, which has rows of its own")
-        step = lift(node, value.index() or 0, wanted, inner, model)
-        if isinstance(step, Blocked):
-            return Blocked(f"inside function {function.name!r}, {step.reason}")
-        if step.patches:
-            return Blocked(f"node {node.name!r} inside function {function.name!r} fixes the number of rows")
-        contracts |= step.contracts
-        for position, need in step.rows.items():
-            item = node.inputs[position]
-            assert item is not None
-            pending.append((item, need))
-    for value in seen:
-        others = [use.node for use in value.uses() if not any(item in seen for item in use.node.outputs)]
-        if value not in formals and (others or (value.is_graph_output() and value is not function.outputs[output])):
-            return Blocked(f"function {function.name!r} uses all rows of {value.name!r}")
-    return Lift(needs, contracts=contracts)
+class _Call:
+    """The body of a local function in one call: it keeps rows apart when all its nodes do."""
+
+    def __init__(self, call: ir.Node, function: ir.Function, context: Context, model: ir.Model) -> None:
+        self._call = call
+        self._function = function
+        self._outer = context
+        self._model = model
+        self._values: dict[ir.Value, RowAxis] = {}
+        self._edges: set[tuple[ir.Node, int]] = set()
+        self._patches: list[tuple[ir.Node, Patch]] = []
+        self._contracts = False
+
+    def lift(self, output: int, rows: RowAxis) -> Lift | Blocked:
+        try:
+            inner = self._outer.view.in_call(self._call)
+        except ValueError:
+            return Blocked(f"the body of function {self._function.name!r} was not looked into")
+        context = Context(inner, self._function.opset_imports.get("", self._outer.opset))
+        root = self._function.outputs[output]
+        failure = self._climb(root, rows, context) or self._closed(root, context)
+        if failure is not None:
+            return failure
+        formals = {value: position for position, value in enumerate(self._function.inputs)}
+        needs = {formals[value]: axis for value, axis in self._values.items() if value in formals}
+        return Lift(needs, contracts=self._contracts)
+
+    def _climb(self, root: ir.Value, rows: RowAxis, context: Context) -> Blocked | None:
+        name = self._function.name
+        formals = set(self._function.inputs)
+        pending = [(root, rows)]
+        while pending:
+            value, wanted = pending.pop()
+            if value in self._values:
+                if self._values[value] != wanted:
+                    return Blocked(f"function {name!r} needs {value.name!r} in two layouts")
+                continue
+            self._values[value] = wanted
+            if value in formals:
+                continue
+            node = value.producer()
+            if node is None:
+                return Blocked(f"function {name!r} holds {value.name!r}, which has rows of its own")
+            step = _lift(node, value.index() or 0, wanted, context, self._model)
+            if isinstance(step, Blocked):
+                return Blocked(f"inside function {name!r}, {step.reason}")
+            self._contracts |= step.contracts
+            self._patches += [(node, patch) for patch in step.patches]
+            for position, need in step.rows.items():
+                item = node.inputs[position]
+                assert item is not None
+                self._edges.add((node, position))
+                pending.append((item, need))
+        return None
+
+    def _closed(self, root: ir.Value, context: Context) -> Blocked | None:
+        """Why the body cannot be left as it is: something else in it needs all rows, or their number."""
+        name = self._function.name
+        reduced = set(self._values)
+        operands: set[tuple[ir.Node, int]] = set()
+        for node, patch in self._patches:
+            operand = node.inputs[patch.input]
+            if operand is None or not follows_sizes(operand, patch.position, reduced, context):
+                return Blocked(f"node {node.name!r} inside function {name!r} fixes the number of rows")
+            operands.add((node, patch.input))
+        for value, rows in self._values.items():
+            if value.is_graph_output() and value is not root:
+                return Blocked(f"function {name!r} returns all rows of {value.name!r}")
+            shape = context.shape(value)
+            for use in value.uses():
+                if (use.node, use.idx) in self._edges:
+                    continue
+                sinks = None
+                if is_size(use.node) and shape is not None:
+                    sinks = row_sinks(use.node, rows.axis, len(shape), context)
+                if sinks is None or not operands.issuperset(sinks):
+                    return Blocked(f"function {name!r} uses all rows of {value.name!r}")
+        return None
 
 
 def _operator(node: ir.Node) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import os
+import re
 import sys
 from typing import Any
 
@@ -18,6 +18,7 @@ _COMMANDS = {
     "apply": "Run passes on a model and write the result.",
     "inspect": "Show what a model is and what each pass would do with it.",
     "verify": "Check with ONNX Runtime that two models compute the same.",
+    "diff": "Show what changed between two models, or two directories of models.",
     "passes": "List all passes and their options, or the passes of a recipe.",
 }
 
@@ -52,7 +53,11 @@ class _LazyGroup(click.Group):
             formatter.write_dl(list(_COMMANDS.items()))
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=_LazyGroup,
+    no_args_is_help=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, prog_name="graphsurgery")
 def _group() -> None:
     """Surgery on exported ONNX language models: recognise, rewrite, prove.
@@ -71,7 +76,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    traceback_wanted = any(item == "-vv" for item in arguments) or arguments.count("-v") > 1
+    traceback_wanted = sum(item.count("v") for item in arguments if re.fullmatch("-[qv]+", item)) > 1
     try:
         result: Any = _group.main(arguments, prog_name="graphsurgery", standalone_mode=False)
     except GraphSurgeryError as error:
@@ -81,8 +86,8 @@ def _run(arguments: list[str]) -> int:
         return _fail(f"{error.format_message()}{where}", 2, traceback_wanted)
     except (KeyboardInterrupt, click.Abort):
         return _fail("interrupted; nothing was changed.", 130, traceback_wanted)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except SystemExit:
+        # Click leaves so when the reader of a help text has gone away.
         return 0
     except Exception as error:
         text = f"internal error: {type(error).__name__}: {error}. Run again with -vv and report the traceback."
@@ -92,9 +97,10 @@ def _run(arguments: list[str]) -> int:
 
 def _where(error: click.ClickException) -> str:
     context = error.ctx if isinstance(error, click.UsageError) else None
-    if context is None or context.parent is None:
+    if context is None:
         return ""
-    return f" (see graphsurgery {context.info_name} --help)"
+    command = "graphsurgery" if context.parent is None else f"graphsurgery {context.info_name}"
+    return f" (see {command} --help)"
 
 
 def _fail(text: str, code: int, traceback_wanted: bool) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from graphsurgery.cli.output import progress, report_console, report_options, verbosity_options, warn, write_file
+from graphsurgery.cli.output import emit, progress, report_console, report_options, verbosity_options, warn, write_file
 
 
 @click.command("apply", short_help="Run passes on a model and write the result.")
@@ -60,7 +60,7 @@ def command(
     if report_file is not None:
         write_file(report_file, result.report.to_json())
     if report_form == "json":
-        click.echo(result.report.to_json(), nl=False)
+        emit(result.report.to_json())
     else:
         console = report_console()
         result.report.render(console, verbose=bool(verbose))

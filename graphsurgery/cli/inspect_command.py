@@ -6,17 +6,15 @@ from pathlib import Path
 
 import click
 
-from graphsurgery.cli.output import report_console, report_options, verbosity_options, write_file
+from graphsurgery.cli.output import emit, report_console, report_options, verbose_option, write_file
 
 
 @click.command("inspect", short_help="Show what a model is and what each pass would do with it.")
 @click.argument("input_path", metavar="IN", type=click.Path(path_type=Path))
 @click.option("--file", metavar="NAME", help="The model file, where IN is a directory with several.")
 @report_options
-@verbosity_options
-def command(
-    input_path: Path, file: str | None, report_form: str, report_file: Path | None, verbose: int, quiet: bool
-) -> int:
+@verbose_option
+def command(input_path: Path, file: str | None, report_form: str, report_file: Path | None, verbose: int) -> int:
     """Show what IN is: its interface, operators, data files and history, and each site that a pass finds in it.
 
     Nothing is written, and no external data is read.
@@ -27,7 +25,7 @@ def command(
     if report_file is not None:
         write_file(report_file, found.to_json())
     if report_form == "json":
-        click.echo(found.to_json(), nl=False)
-    elif not quiet:
+        emit(found.to_json())
+    else:
         found.render(report_console(), verbose=bool(verbose))
     return 0

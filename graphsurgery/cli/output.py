@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +16,44 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["progress", "report_console", "report_options", "verbosity_options", "warn", "write_file"]
+__all__ = [
+    "emit",
+    "progress",
+    "report_console",
+    "report_options",
+    "verbose_option",
+    "verbosity_options",
+    "warn",
+    "write_file",
+]
 
 _PLAIN_WIDTH = 160
 
 
+class _ReportConsole(Console):  # type: ignore[misc] # rich is not followed by the checker
+    """A console whose reader may go away (``| head``): the rest is dropped, and the exit code is still the result's."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        _drop_output()
+
+
 def report_console() -> Console:
     """Where reports are printed: stdout, without colour and at a fixed width where it is no terminal."""
-    return Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH, highlight=False, markup=False)
+    width = None if sys.stdout.isatty() else _PLAIN_WIDTH
+    return _ReportConsole(width=width, highlight=False, markup=False, emoji=False)
+
+
+def emit(text: str) -> None:
+    """Print the text of a report on stdout as it is; a reader that has gone away is no error."""
+    try:
+        click.echo(text, nl=False)
+    except BrokenPipeError:
+        _drop_output()
+
+
+def _drop_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def warn(texts: list[str], *, quiet: bool) -> None:
@@ -68,8 +99,23 @@ def progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]
 
 def verbosity_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """``-v`` and ``-q``."""
-    command = click.option("-q", "--quiet", is_flag=True, help="No warnings and no progress.")(command)
+    return verbose_option(click.option("-q", "--quiet", is_flag=True, help="No warnings and no progress.")(command))
+
+
+def verbose_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``-v``, for commands that have neither warnings nor progress to be quiet about."""
     return click.option("-v", "--verbose", count=True, help="More detail; -vv: tracebacks of errors.")(command)
+
+
+def _report_path(_context: click.Context, _option: click.Parameter, path: Path | None) -> Path | None:
+    """Refuse before the work is done what would fail after it, or take the place of a model."""
+    if path is None:
+        return None
+    if not path.absolute().parent.is_dir():
+        raise click.BadParameter(f"the directory {path.absolute().parent} does not exist: make it first.")
+    if path.suffix == ".onnx":
+        raise click.BadParameter(f"{path} is the name of a model: give the report another.")
+    return path
 
 
 def report_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,6 +125,7 @@ def report_options(command: Callable[..., Any]) -> Callable[..., Any]:
     command = click.option(
         "--report-file",
         type=click.Path(dir_okay=False, path_type=Path),
+        callback=_report_path,
         help="Write the report as JSON to this file too.",
     )(command)
     return click.option(

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from graphsurgery.cli.output import report_console
+from graphsurgery.cli.output import emit, report_console
 
 
 @click.command("passes", short_help="List all passes and their options, or the passes of a recipe.")
@@ -19,13 +19,13 @@ def command(recipe: str | None, report_form: str) -> int:
     if recipe is not None:
         listed = describe_recipe(recipe)
         if report_form == "json":
-            click.echo(json.dumps(listed, indent=2))
+            emit(json.dumps(listed, indent=2) + "\n")
         else:
             render_recipe(listed, report_console())
         return 0
     passes = describe_passes()
     if report_form == "json":
-        click.echo(json.dumps(passes, indent=2))
+        emit(json.dumps(passes, indent=2) + "\n")
     else:
         render_passes(passes, report_console())
     return 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from graphsurgery.cli.output import progress, report_console, report_options, verbosity_options, warn, write_file
+from graphsurgery.cli.output import emit, progress, report_console, report_options, verbosity_options, warn, write_file
 
 
 @click.command("verify", short_help="Check with ONNX Runtime that two models compute the same.")
@@ -44,9 +44,9 @@ def command(
         )
     warn(list(result.warnings), quiet=quiet)
     if report_file is not None:
-        write_file(report_file, result.dumps())
+        write_file(report_file, result.dumps() + "\n")
     if report_form == "json":
-        click.echo(result.dumps(), nl=False)
+        emit(result.dumps() + "\n")
     else:
         result.render(report_console())
     return result.exit_code

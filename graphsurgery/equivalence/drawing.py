@@ -14,14 +14,14 @@ import numpy as np
 import onnx
 
 from graphsurgery.equivalence.dims import evaluate
-from graphsurgery.equivalence.signature import FLOATS, Role
+from graphsurgery.equivalence.roles import FLOATS, Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from graphsurgery.equivalence.dims import Dim
     from graphsurgery.equivalence.feeds import Sizes
-    from graphsurgery.equivalence.signature import InputSpec, Signature
+    from graphsurgery.equivalence.roles import InputSpec, Signature
 
 __all__ = ["Array", "Draw"]
 
@@ -88,7 +88,7 @@ class Draw:
         """Positions ``[B, S]`` that go with the mask: the running count of real tokens less one, at least 0."""
         real = self.real()
         window = slice(real.shape[1] - self.sizes.length, None)
-        positions = np.maximum(np.cumsum(real, axis=1) - 1, 0)[:, window]
+        positions: Array = np.maximum(np.cumsum(real, axis=1) - 1, 0)[:, window]
         if self.sizes.padding == "right":
             if self.pad_position is not None:
                 positions = np.where(real[:, window], positions, self.pad_position)
@@ -96,6 +96,11 @@ class Draw:
                 # Positions may be the slots to write: they go on through the padding, each its own.
                 positions = np.broadcast_to(np.arange(self.sizes.length) + self.sizes.past, positions.shape)
         return positions
+
+
+def _batch_rows(array: Array, count: int) -> Array:
+    """As many rows as an input has: one for all, or more by beginning anew."""
+    return array[np.arange(count) % len(array)]
 
 
 def _tokens(draw: Draw, spec: InputSpec, shape: tuple[int, ...]) -> Array:
@@ -107,34 +112,36 @@ def _floats(draw: Draw, spec: InputSpec, shape: tuple[int, ...]) -> Array:
 
 
 def _mask(draw: Draw, spec: InputSpec, shape: tuple[int, ...]) -> Array:
-    real = draw.real()
+    real = _batch_rows(draw.real(), shape[0])
     mask = np.zeros(shape, dtype=np.bool_)
     width = min(shape[1], real.shape[1])
     # A mask of the new tokens alone holds the last columns, one over all slots the first.
-    mask[:, :width] = real[: shape[0], -shape[1] :] if shape[1] <= real.shape[1] else real[: shape[0]]
+    mask[:, :width] = real[:, -shape[1] :] if 0 < shape[1] <= real.shape[1] else real[:, :width]
     return _low(mask, spec)
 
 
 def _mask_nd(draw: Draw, spec: InputSpec, shape: tuple[int, ...]) -> Array:
-    real = draw.real()
+    real = _batch_rows(draw.real(), shape[0])
     rows, columns = shape[-2], shape[-1]
     query = np.arange(rows)[:, None] + (draw.sizes.past if rows > 1 else draw.sizes.past + draw.sizes.length - 1)
     causal = np.arange(columns)[None, :] <= query
-    keys = np.zeros((draw.sizes.batch, columns), dtype=np.bool_)
+    keys = np.zeros((shape[0], columns), dtype=np.bool_)
     keys[:, : real.shape[1]] = real[:, :columns]
-    mask = causal[None] & keys[: shape[0], None, :]
+    mask = causal[None] & keys[:, None, :]
     return _low(np.broadcast_to(mask.reshape(shape[0], *[1] * (len(shape) - 3), rows, columns), shape), spec)
 
 
 def _positions(draw: Draw, _spec: InputSpec, shape: tuple[int, ...]) -> Array:
     base = draw.base_positions()
-    base = base[: shape[-2]] if len(shape) > 1 else base[0]
+    if shape[-1] != base.shape[1]:
+        base = np.broadcast_to(np.arange(shape[-1]), (len(base), shape[-1]))
+    base = _batch_rows(base, shape[-2]) if len(shape) > 1 else base[0]
     if len(shape) < 3:
         return np.broadcast_to(base, shape)
     # Row 0 of 3 is the temporal axis; row 0 of 4 the text position. Image axes run slower where S allows it.
     slower = np.where(base > 0, base - (np.arange(base.shape[-1]) % 2) * (draw.number % 2), base)
     planes = [base, *([base] if shape[0] == 4 else []), slower, slower]
-    return np.stack([planes[min(index, len(planes) - 1)] for index in range(shape[0])])
+    return np.stack(planes)[np.minimum(np.arange(shape[0]), len(planes) - 1)]
 
 
 def _past_length(draw: Draw, _spec: InputSpec, shape: tuple[int, ...]) -> Array:
@@ -146,7 +153,8 @@ def _total_length(draw: Draw, _spec: InputSpec, shape: tuple[int, ...]) -> Array
 
 
 def _last_key(draw: Draw, _spec: InputSpec, shape: tuple[int, ...]) -> Array:
-    return np.broadcast_to((draw.real().sum(axis=1) - 1).reshape(-1, *[1] * (len(shape) - 1)), shape)
+    last = draw.real().sum(axis=1) - 1
+    return np.resize(last, shape)
 
 
 def _window(_draw: Draw, _spec: InputSpec, shape: tuple[int, ...]) -> Array:
@@ -157,8 +165,8 @@ def _keep(draw: Draw, _spec: InputSpec, shape: tuple[int, ...]) -> Array:
     return np.full(shape, (0, 1, min(3, draw.sizes.length))[draw.number % 3])
 
 
-def _beams(_draw: Draw, _spec: InputSpec, shape: tuple[int, ...]) -> Array:
-    return np.broadcast_to(np.arange(shape[0])[::-1], shape)
+def _beams(draw: Draw, _spec: InputSpec, shape: tuple[int, ...]) -> Array:
+    return np.resize(np.arange(draw.sizes.batch)[::-1], shape)
 
 
 def _branch(draw: Draw, _spec: InputSpec, shape: tuple[int, ...]) -> Array:
@@ -166,14 +174,14 @@ def _branch(draw: Draw, _spec: InputSpec, shape: tuple[int, ...]) -> Array:
 
 
 def _grid(_draw: Draw, _spec: InputSpec, shape: tuple[int, ...]) -> Array:
-    return np.broadcast_to(np.array([1, 4, 4][: shape[-1]]), shape)
+    return np.resize(np.array([1, 4, 4]), shape)
 
 
 def _row_index(draw: Draw, spec: InputSpec, shape: tuple[int, ...]) -> Array:
     """The last real token of each row in half of the feeds, any row from 0 on in the others."""
     batch, length = draw.sizes.batch, draw.sizes.length
     count = int(np.prod(shape))
-    if draw.number % 2 == 0:
+    if draw.number % 2 == 0 or not count:
         last = length - 1 - np.argmax(draw.real()[:, : -length - 1 : -1], axis=1)
         return np.resize(last, count).reshape(shape)
     rows = draw.rng(spec.name).integers(0, length, count)

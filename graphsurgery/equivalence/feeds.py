@@ -9,12 +9,12 @@ import dataclasses
 from typing import TYPE_CHECKING, Literal
 
 from graphsurgery.equivalence.drawing import Array, Draw
-from graphsurgery.equivalence.signature import Role
+from graphsurgery.equivalence.roles import Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from graphsurgery.equivalence.signature import Signature
+    from graphsurgery.equivalence.roles import Signature
 
 __all__ = ["Array", "Feed", "LeftOut", "Padding", "Sizes", "make_feeds"]
 
@@ -148,7 +148,7 @@ def _fit(plan: Sizes, signature: Signature) -> Sizes | None:
     if tables and "S" not in fixed:
         # No position beyond the table.
         length = min(length, min(tables) - past)
-    if length <= 0 or past < 0:
+    if batch <= 0 or length <= 0 or past < 0:
         return None
     padding = plan.padding if batch > 1 and _can_pad(signature) else "none"
     if not any(letter == "B" for letter in signature.letters.values()) and "B" not in fixed:

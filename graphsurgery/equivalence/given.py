@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
 
 from graphsurgery.equivalence.feeds import Feed, Sizes
-from graphsurgery.equivalence.signature import Role
+from graphsurgery.equivalence.roles import Role
 from graphsurgery.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from graphsurgery.equivalence.feeds import Array
-    from graphsurgery.equivalence.signature import Signature
+    from graphsurgery.equivalence.roles import Signature
 
 __all__ = ["given_feeds"]
 
@@ -61,6 +62,11 @@ def _given(number: int, arrays: dict[str, Array], signature: Signature, drawn: f
     missing = [spec.name for spec in signature.inputs if spec.name not in arrays and spec.name not in drawn]
     if missing:
         raise UsageError(f"Feed f{number} has no array for input {missing[0]}: give every input of the model.")
+    for spec in signature.inputs:
+        if spec.name in arrays and arrays[spec.name].ndim != len(spec.dims):
+            raise UsageError(
+                f"Feed f{number} gives input {spec.name} {arrays[spec.name].ndim} axes: the model has {len(spec.dims)}."
+            )
     sizes = _sizes(arrays, signature)
     letters = sizes.letters()
     for spec in signature.inputs:
@@ -69,7 +75,7 @@ def _given(number: int, arrays: dict[str, Array], signature: Signature, drawn: f
                 dim if isinstance(dim, int) else letters.get(signature.letters.get(dim, ""), sizes.batch)
                 for dim in spec.dims
             ]
-            arrays[spec.name] = np.zeros(shape, np.int32 if len(shape) == 3 else np.int64)
+            arrays[spec.name] = np.zeros(shape, onnx.helper.tensor_dtype_to_np_dtype(spec.elem_type))
     return Feed(f"f{number}", sizes, None, lambda: dict(arrays))
 
 

@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graphsurgery.contracts import CONTRACTS_KEY, RowSelection
-from graphsurgery.equivalence.signature import INTEGERS, Role, Signature, letter_of
+from graphsurgery.equivalence.roles import INTEGERS, Role, Signature, letter_of
+from graphsurgery.renames import RENAMED_KEY, parse_renames
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import onnx
 
     from graphsurgery.equivalence.feeds import Array
 
-__all__ = ["EXACT_KEY", "Pair", "Pairing", "apply_contracts", "candidates", "pair_outputs", "with_row_inputs"]
+__all__ = ["EXACT_KEY", "Pair", "Pairing", "apply_contracts", "candidates", "pair_outputs", "renamed_inputs", "with_row_inputs"]
 
 EXACT_KEY = "graphsurgery.exact_outputs"
 
@@ -61,21 +62,60 @@ def _contracts(proto: onnx.ModelProto) -> tuple[RowSelection, ...]:
     return tuple(RowSelection(**entry) for entry in json.loads(text)) if text else ()
 
 
-def pair_outputs(reference: onnx.ModelProto, rewritten: onnx.ModelProto) -> Pairing:
-    """Pair outputs by name, those left over by order.
+class _Names:
+    """What the inputs and outputs of the rewritten model are called in the reference, as the metadata of both says.
 
-    Contracts that the reference already carries are part of what it computes: only later ones are applied.
+    Names that the metadata does not tell of stand for themselves.
     """
-    made = _contracts(rewritten)
-    before = _contracts(reference)
-    if made[: len(before)] == before:
+
+    def __init__(self, reference: onnx.ModelProto, rewritten: onnx.ModelProto) -> None:
+        theirs, ours = (parse_renames(_metadata(proto).get(RENAMED_KEY)) for proto in (reference, rewritten))
+        self.inputs = _matched(reference.graph.input, rewritten.graph.input, theirs.input, ours.input)
+        self.outputs = _matched(reference.graph.output, rewritten.graph.output, theirs.output, ours.output)
+
+    def contract(self, item: RowSelection) -> RowSelection:
+        """The contract with inputs as the reference calls them: so they are fed."""
+        source = self.inputs.get(item.source, item.source) if item.source is not None else None
+        return dataclasses.replace(item, source=source, sequence=self.inputs.get(item.sequence, item.sequence))
+
+    def as_reference(self, item: RowSelection) -> RowSelection:
+        """The contract in the words of the reference alone."""
+        return dataclasses.replace(self.contract(item), output=self.outputs.get(item.output, item.output))
+
+
+def _matched(
+    theirs: Iterable[onnx.ValueInfoProto],
+    ours: Iterable[onnx.ValueInfoProto],
+    was: Callable[[str], str],
+    is_: Callable[[str], str],
+) -> dict[str, str]:
+    """Name in the rewritten model to name in the reference: of one name in the export."""
+    exported = {was(value.name): value.name for value in theirs}
+    return {value.name: exported[is_(value.name)] for value in ours if is_(value.name) in exported}
+
+
+def renamed_inputs(reference: onnx.ModelProto, rewritten: onnx.ModelProto) -> dict[str, str]:
+    """Input of the rewritten model to the input of the reference that it stands for, as the metadata of both says."""
+    return {ours: theirs for ours, theirs in _Names(reference, rewritten).inputs.items() if ours != theirs}
+
+
+def pair_outputs(reference: onnx.ModelProto, rewritten: onnx.ModelProto) -> Pairing:
+    """Pair outputs by what they were called in the export, those left over by order.
+
+    Contracts that the reference already carries are part of what it computes: only later ones are applied. They speak
+    of inputs by the names of the reference.
+    """
+    known = _Names(reference, rewritten)
+    made, before = _contracts(rewritten), _contracts(reference)
+    if tuple(map(known.as_reference, made[: len(before)])) == before:
         made = made[len(before) :]
+    made = tuple(map(known.contract, made))
     exact = set(json.loads(_metadata(rewritten).get(EXACT_KEY, "[]")))
     theirs = [value.name for value in reference.graph.output]
     ours = [value.name for value in rewritten.graph.output]
     names = dict.fromkeys(theirs)
-    matched = {name: name for name in names if name in set(ours)}
-    left, free = [n for n in theirs if n not in matched], [n for n in ours if n not in set(matched)]
+    matched = {their: our for our, their in known.outputs.items()}
+    left, free = [n for n in theirs if n not in matched], [n for n in ours if n not in known.outputs]
     differences: list[str] = []
     notes: list[str] = []
     if len(left) == len(free):
@@ -105,7 +145,8 @@ def with_row_inputs(signature: Signature, reference: Signature, contracts: Seque
     specs = []
     for spec in signature.inputs:
         added = reference.input(spec.name) is None and spec.role is Role.UNKNOWN and spec.elem_type in INTEGERS
-        shaped = len(spec.dims) == 1 or (len(spec.dims) == 3 and spec.dims[1:] == (1, 1))
+        by_row = bool(spec.dims) and (isinstance(spec.dims[0], int) or signature.letters.get(spec.dims[0]) == "B")
+        shaped = by_row and spec.dims[1:] in ((), (1, 1))
         chooses = spec.name in named or (added and shaped and not named)
         specs.append(dataclasses.replace(spec, role=Role.ROW_INDEX) if chooses else spec)
     return dataclasses.replace(signature, inputs=tuple(specs))

@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError
 
 from graphsurgery.errors import InputRefusedError
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
+    "DataPlace",
     "Scope",
     "all_nodes",
     "all_tensors",
@@ -106,19 +107,21 @@ def all_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Location:
+class DataPlace:
+    """Where the bytes of an external tensor lie: a file beside the model, first byte, number of bytes."""
+
     file: str
     offset: int
     length: int | None
 
 
-def external_location(tensor: onnx.TensorProto) -> _Location | None:
+def external_location(tensor: onnx.TensorProto) -> DataPlace | None:
     """Where an external tensor lies (file, offset and length in bytes); None for an inline tensor."""
     if tensor.data_location != onnx.TensorProto.EXTERNAL:
         return None
     entries = {entry.key: entry.value for entry in tensor.external_data}
     length = entries.get("length")
-    return _Location(entries.get("location", ""), int(entries.get("offset", 0)), int(length) if length else None)
+    return DataPlace(entries.get("location", ""), int(entries.get("offset", 0)), int(length) if length else None)
 
 
 def missing_data(proto: onnx.ModelProto, directory: Path) -> str | None:

@@ -1,152 +1,31 @@
-"""What each input and output of a language model stands for, read from its names, types, dims and graph.
+"""Reading the signature of a language model from its names, types, dims and graph; weights are not looked at.
 
-Alphabet: B batch, S query length, P past, T = P + S keys, N slots of a fixed-size cache, H hidden size,
-V vocabulary.
+Alphabet: B batch, S query length, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import enum
 import re
 from typing import TYPE_CHECKING
 
 import onnx
 
-from graphsurgery.equivalence.dims import Dim, declared_dims, evaluate
+from graphsurgery.equivalence.caches import classify_cache, ring_outputs
+from graphsurgery.equivalence.dims import declared_dims
 from graphsurgery.equivalence.protos import Scope
+from graphsurgery.equivalence.roles import FLOATS, INTEGERS, InputSpec, OutputSpec, Role, Signature, letters_and_sizes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
-__all__ = [
-    "FLOATS",
-    "INTEGERS",
-    "InputSpec",
-    "OutputSpec",
-    "Role",
-    "Signature",
-    "axis_letters",
-    "cache_axis",
-    "letter_of",
-    "merge",
-    "read_signature",
-    "sequence_axis",
-]
+__all__ = ["merge", "read_signature"]
 
 _T = onnx.TensorProto
-FLOATS = frozenset({_T.FLOAT, _T.FLOAT16, _T.BFLOAT16, _T.DOUBLE})
-INTEGERS = frozenset({_T.INT64, _T.INT32, _T.INT16, _T.INT8, _T.UINT8, _T.UINT16, _T.UINT32, _T.UINT64})
-
-# Operators that hand ids, or a cache, on unchanged but for layout: type to the slots that come out again.
-_LAYOUT = ("Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Transpose")
-_IDS_THROUGH = dict.fromkeys((*_LAYOUT, "Flatten", "Clip"), (0,)) | {"Where": (1, 2)}
-_CACHE_THROUGH = dict.fromkeys((*_LAYOUT, "Gather"), (0,))
-_CACHE_WRITERS = frozenset({"ScatterND", "ScatterElements", "Scatter", "TensorScatter"})
-_CACHE_READERS = frozenset(
-    {"GroupQueryAttention", "MultiHeadAttention", "Attention", "DecoderMaskedMultiHeadAttention", "SparseAttention"}
-)
-
-
-class Role(enum.Enum):
-    """What an input stands for."""
-
-    TOKENS = "token ids"
-    EMBEDS = "hidden states"
-    MASK = "attention mask [B, T]"
-    MASK_ND = "attention mask [.., S, T]"
-    POSITIONS = "positions"
-    CACHE = "growing cache"
-    SLOTS = "fixed-size cache"
-    STATE = "recurrent state"
-    PAST_LENGTH = "number of cached positions"
-    TOTAL_LENGTH = "number of positions"
-    LAST_KEY = "index of the last key of each row"
-    WINDOW = "sliding window"
-    KEEP = "number of logits to keep"
-    BEAMS = "batch rows to take caches from"
-    BRANCH = "whether a cache is given"
-    GRID = "image grid"
-    ROW_INDEX = "rows to keep"
-    MARKED = "which tokens are replaced [B, S]"
-    MARKED_ROWS = "rows for the replaced tokens"
-    UNKNOWN = "unknown"
-
-
-@dataclasses.dataclass(frozen=True)
-class InputSpec:
-    """One input that must be fed.
-
-    Attributes:
-        name: its name.
-        elem_type: its ``onnx.TensorProto`` element type.
-        dims: declared dims.
-        role: what it stands for.
-        limit: number of rows of the table that it indexes, where it indexes one (V for token ids).
-        size: what the graph says of a symbolic axis: axis to size.
-    """
-
-    name: str
-    elem_type: int
-    dims: tuple[Dim, ...]
-    role: Role
-    limit: int | None = None
-    size: tuple[tuple[int, int], ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class OutputSpec:
-    """One output: its name, element type (0 where it is no tensor) and declared dims (None where unknown)."""
-
-    name: str
-    elem_type: int
-    dims: tuple[Dim, ...] | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Signature:
-    """Inputs that must be fed, outputs, and which letter each symbolic dim stands for.
-
-    Attributes:
-        inputs: in the order of the graph, without inputs that have an initializer.
-        outputs: in the order of the graph.
-        letters: dim symbol to ``B``, ``S``, ``P``, ``T`` or ``N``.
-        fixed: letter to size, for what is declared as a number.
-        fused_attention: the model holds GroupQueryAttention, whose kernel takes fewer kinds of batch.
-        half: the model computes in float16.
-        rings: outputs ``[B, G, W, D]`` that hold the last positions and nothing defined beyond them.
-    """
-
-    inputs: tuple[InputSpec, ...]
-    outputs: tuple[OutputSpec, ...]
-    letters: Mapping[str, str]
-    fixed: Mapping[str, int]
-    fused_attention: bool = False
-    half: bool = False
-    rings: frozenset[str] = frozenset()
-
-    def input(self, name: str) -> InputSpec | None:
-        """The input of that name."""
-        return next((spec for spec in self.inputs if spec.name == name), None)
-
-    def having(self, *roles: Role) -> tuple[InputSpec, ...]:
-        """The inputs of one of ``roles``."""
-        return tuple(spec for spec in self.inputs if spec.role in roles)
-
-    @property
-    def sequence(self) -> tuple[InputSpec, int] | None:
-        """The input that carries the sequence (token ids or hidden states) and its axis of size S."""
-        for spec in self.having(Role.TOKENS) + self.having(Role.EMBEDS):
-            axis = sequence_axis(spec)
-            if axis is not None:
-                return spec, axis
-        return None
-
-
-def sequence_axis(spec: InputSpec) -> int | None:
-    """The axis of size S of token ids ``[S]``, ``[B, S]`` or hidden states ``[S, H]``, ``[B, S, H]``."""
-    rank = len(spec.dims) - (spec.role is Role.EMBEDS)
-    return rank - 1 if rank in (1, 2) else None
+# Operators that hand ids on unchanged but for layout: type to the slots that come out again.
+_IDS_THROUGH = dict.fromkeys(
+    ("Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Flatten", "Clip"), (0,)
+) | {"Where": (1, 2)}
 
 
 def read_signature(proto: onnx.ModelProto) -> Signature:
@@ -160,17 +39,13 @@ def read_signature(proto: onnx.ModelProto) -> Signature:
     for value in proto.graph.input:
         if value.name in stored or not value.type.HasField("tensor_type"):
             continue
-        spec = InputSpec(value.name, value.type.tensor_type.elem_type, declared_dims(value) or (), Role.UNKNOWN)
+        spec = InputSpec(
+            value.name, value.type.tensor_type.elem_type or _T.FLOAT, declared_dims(value) or (), Role.UNKNOWN
+        )
         specs.append(_classify(_anonymous(spec), scope, outputs))
     specs = _with_marked(_with_sequence(specs))
-    letters, fixed = _letters(specs)
+    letters, fixed = letters_and_sizes(specs)
     kinds = {node.op_type for node in proto.graph.node} | {n.op_type for f in proto.functions for n in f.node}
-    rings = {
-        name
-        for node in proto.graph.node
-        if node.op_type == "GroupQueryAttention" and _numbers(node).get("sliding_window_cache")
-        for name in node.output[1:3]
-    }
     return Signature(
         tuple(specs),
         outputs,
@@ -178,12 +53,8 @@ def read_signature(proto: onnx.ModelProto) -> Signature:
         fixed,
         "GroupQueryAttention" in kinds,
         _computes_in_half(proto),
-        frozenset(rings),
+        ring_outputs(proto),
     )
-
-
-def _numbers(node: onnx.NodeProto) -> dict[str, int]:
-    return {attribute.name: attribute.i for attribute in node.attribute}
 
 
 def _computes_in_half(proto: onnx.ModelProto) -> bool:
@@ -211,7 +82,7 @@ _SCALARS: tuple[tuple[str, Role], ...] = (
 )
 
 
-def _classify(spec: InputSpec, scope: Scope, outputs: tuple[OutputSpec, ...]) -> InputSpec:
+def _classify(spec: InputSpec, scope: Scope, outputs: Sequence[OutputSpec]) -> InputSpec:
     name, rank = spec.name.lower(), len(spec.dims)
     role = Role.UNKNOWN
     if "mask" in name and rank in (2, 3, 4):
@@ -227,7 +98,7 @@ def _classify(spec: InputSpec, scope: Scope, outputs: tuple[OutputSpec, ...]) ->
     elif spec.elem_type in FLOATS and re.search(r"inputs_embeds$|^hidden_states$", name) and rank in (2, 3):
         role = Role.EMBEDS
     elif spec.elem_type in FLOATS and rank >= 3:
-        return _classify_cache(spec, scope, outputs)
+        return classify_cache(spec, scope, outputs)
     limit = _table_rows(spec, scope) if spec.elem_type in INTEGERS and rank else None
     return dataclasses.replace(spec, role=role, limit=limit)
 
@@ -243,81 +114,6 @@ def _table_rows(spec: InputSpec, scope: Scope) -> int | None:
         if dims:
             rows.append(dims[axis])
     return min(rows, default=None)
-
-
-def _classify_cache(spec: InputSpec, scope: Scope, outputs: tuple[OutputSpec, ...]) -> InputSpec:
-    """Tell caches that grow, caches of a fixed size, and states from other floats, by what reads them."""
-    role = Role.UNKNOWN
-    size: tuple[tuple[int, int], ...] = ()
-    same_dims = any(output.dims == spec.dims for output in outputs)
-    for where, node, slot in scope.reached(spec.name, _CACHE_THROUGH):
-        if node.op_type == "Concat" and (_reaches_output(where, node.output[0]) or not same_dims):
-            return dataclasses.replace(spec, role=Role.CACHE)
-        if node.op_type in _CACHE_WRITERS and slot == 0:
-            role = Role.SLOTS
-        elif node.op_type in _CACHE_READERS and slot >= 3:
-            role, size = _fused_cache(spec, where, node)
-    if role is Role.UNKNOWN and same_dims:
-        role = Role.STATE
-    return dataclasses.replace(spec, role=role, size=size)
-
-
-def _reaches_output(scope: Scope, name: str) -> bool:
-    """Whether the value is an output, or handed on to one by layout operators alone."""
-    stack, seen = [(scope, name)], set[str]()
-    while stack:
-        where, value = stack.pop()
-        if value in where.outputs:
-            if where.caller is None:
-                return True
-            outer, call = where.caller
-            stack.append((outer, call.output[where.outputs[value]]))
-        if value in seen:
-            continue
-        seen.add(value)
-        stack.extend(
-            (where, node.output[0])
-            for node, slot in where.consumers.get(value, ())
-            if slot == 0 and node.op_type in {"Identity", "Cast", "Transpose", "Reshape"}
-        )
-    return False
-
-
-def _fused_cache(spec: InputSpec, scope: Scope, node: onnx.NodeProto) -> tuple[Role, tuple[tuple[int, int], ...]]:
-    """Role and otherwise unknown sizes of a cache ``[B, G, P, D]`` that a fused attention operator reads."""
-    numbers = _numbers(node)
-    size: list[tuple[int, int]] = []
-    role = Role.CACHE
-    if isinstance(spec.dims[-1], str):
-        head = _head_size(scope, node, numbers)
-        if head is not None:
-            size.append((len(spec.dims) - 1, head))
-    if numbers.get("sliding_window_cache") and numbers.get("local_window_size", -1) > 0 and len(spec.dims) == 4:
-        # A ring of one window: the operator asks for at least that many slots, whatever is in them.
-        role = Role.STATE
-        size.append((2, numbers["local_window_size"]))
-    return role, tuple(size)
-
-
-def _head_size(scope: Scope, node: onnx.NodeProto, numbers: Mapping[str, int]) -> int | None:
-    """D, from the rotary table ``[.., D/2]`` or from the width of the projection before the operator."""
-    if len(node.input) > 7 and node.input[7]:
-        table = scope.static_dims(node.input[7])
-        if table and numbers.get("do_rotary"):
-            return table[-1] * 2
-    heads, kv_heads = numbers.get("num_heads", 0), numbers.get("kv_num_heads", 0)
-    packed = len(node.input) < 2 or not node.input[1]
-    source = node.input[0] if packed else node.input[1]
-    producer = scope.producers.get(source)
-    while producer is not None and producer.op_type in {"Add", "Reshape", "Identity", "Cast"}:
-        producer = scope.producers.get(producer.input[0])
-    if producer is None or not kv_heads:
-        return None
-    width = next((attribute.i for attribute in producer.attribute if attribute.name == "N"), None)
-    if width is None and len(producer.input) > 1:
-        weight = scope.static_dims(producer.input[1])
-        width = weight[-1] if weight else None
-    return width // (heads + 2 * kv_heads if packed else kv_heads) if width else None
 
 
 def _with_sequence(specs: list[InputSpec]) -> list[InputSpec]:
@@ -364,64 +160,6 @@ def _with_marked(specs: list[InputSpec]) -> list[InputSpec]:
     ]
 
 
-def axis_letters(spec: InputSpec) -> tuple[str | None, ...]:
-    """Which of B, S, P, T, N each axis is, as far as the role tells; None elsewhere."""
-    rank = len(spec.dims)
-    match spec.role:
-        case Role.TOKENS:
-            return ("S",) if rank == 1 else ("B", "S")
-        case Role.EMBEDS:
-            return ("S", None) if rank == 2 else ("B", "S", None)
-        case Role.MARKED:
-            return ("B", "S")
-        case Role.MASK:
-            return ("B", "T")
-        case Role.MASK_ND:
-            return ("B", *[None] * (rank - 3), "S", "T")
-        case Role.POSITIONS:
-            return (*[None] * (rank - 2), "B", "S")[-rank:]
-        case Role.CACHE | Role.SLOTS:
-            letter = "P" if spec.role is Role.CACHE else "N"
-            return tuple(letter if axis == cache_axis(spec) else ("B" if axis == 0 else None) for axis in range(rank))
-        case Role.STATE:
-            return ("B", *[None] * (rank - 1))
-        case _:
-            return (None,) * rank
-
-
-def cache_axis(spec: InputSpec) -> int | None:
-    """The axis of a cache that counts positions: the symbolic one behind B, by custom the last but one."""
-    known = {axis for axis, _ in spec.size}
-    symbolic = [a for a, dim in enumerate(spec.dims) if a and isinstance(dim, str) and a not in known]
-    if len(symbolic) == 1:
-        return symbolic[0]
-    custom = max(len(spec.dims) - 2, 1)
-    return custom if not symbolic or custom in symbolic else symbolic[-1]
-
-
-def _letters(specs: list[InputSpec]) -> tuple[dict[str, str], dict[str, int]]:
-    letters: dict[str, str] = {}
-    fixed: dict[str, int] = {}
-    # The sequence input decides first: a mask as long as the sequence itself has no past.
-    order = (Role.TOKENS, Role.EMBEDS, Role.POSITIONS, Role.SLOTS, Role.CACHE)
-    for spec in sorted(specs, key=lambda spec: order.index(spec.role) if spec.role in order else len(order)):
-        for dim, letter in zip(spec.dims, axis_letters(spec), strict=True):
-            if letter is None:
-                continue
-            if isinstance(dim, str):
-                letters.setdefault(dim, letter)
-            elif dim == 1 and spec.role in (Role.POSITIONS, Role.MASK, Role.MASK_ND) and letter == "B":
-                continue  # broadcast over the batch
-            elif dim == 1 and spec.role is Role.MASK_ND and letter == "S":
-                continue  # broadcast over query rows
-            else:
-                fixed.setdefault(letter, dim)
-    slots = fixed.get("N")
-    if slots is not None and fixed.get("T") == slots:
-        del fixed["T"]
-    return letters, fixed
-
-
 def merge(reference: Signature, rewritten: Signature) -> Signature:
     """The reference's signature narrowed by the sizes that the rewritten model fixes, with the inputs it adds."""
     specs: list[InputSpec] = []
@@ -435,7 +173,7 @@ def merge(reference: Signature, rewritten: Signature) -> Signature:
         specs.append(dataclasses.replace(spec, dims=dims))
     names = {spec.name for spec in specs}
     specs.extend(spec for spec in rewritten.inputs if spec.name not in names)
-    letters, fixed = _letters(specs)
+    letters, fixed = letters_and_sizes(specs)
     return Signature(
         tuple(specs),
         reference.outputs,
@@ -443,15 +181,5 @@ def merge(reference: Signature, rewritten: Signature) -> Signature:
         fixed,
         reference.fused_attention or rewritten.fused_attention,
         reference.half or rewritten.half,
+        reference.rings,
     )
-
-
-def letter_of(dim: Dim, letters: Mapping[str, str]) -> str | None:
-    """The letter (``B``, ``S``, ``P``, ``T``, ``N``, or ``BS`` for B*S rows) that a declared dim works out to."""
-    sizes = {"B": 7, "S": 1009, "P": 100_003, "T": 101_012, "N": 1_000_003}
-    value = evaluate(dim, {symbol: sizes[letter] for symbol, letter in letters.items()})
-    if value is None or isinstance(dim, int):
-        return None
-    if value == sizes["B"] * sizes["S"]:
-        return "BS"
-    return next((letter for letter, size in sizes.items() if size == value), None)

@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+import onnx
 
-from graphsurgery.equivalence.comparing import compare
-from graphsurgery.equivalence.dims import evaluate
+from graphsurgery.equivalence.declared import declared_warnings
 from graphsurgery.equivalence.feeds import Feed, LeftOut, make_feeds
 from graphsurgery.equivalence.given import given_feeds
-from graphsurgery.equivalence.judging import Bench, Judgement, judge
-from graphsurgery.equivalence.pairing import Pairing, pair_outputs, with_row_inputs
+from graphsurgery.equivalence.judging import Bench, Judgement, excuse, judge
+from graphsurgery.equivalence.pairing import Pairing, pair_outputs, renamed_inputs, with_row_inputs
 from graphsurgery.equivalence.preparing import Prepared, prepare
+from graphsurgery.equivalence.roles import Role, Signature
 from graphsurgery.equivalence.running import LoadError, Settings, Store, require_runtime, run_all
-from graphsurgery.equivalence.signature import Role, Signature, merge, read_signature
+from graphsurgery.equivalence.signature import merge, read_signature
 from graphsurgery.equivalence.verify_report import FeedReport, OutputReport, VerifyReport
 from graphsurgery.errors import CannotCheckError, UsageError
 
@@ -108,9 +109,11 @@ class _Check:
         self.steps, self.done = len(self.feeds) * (4 if opt_level_check else 2), 0
 
     def _renamed_inputs(self) -> dict[str, str]:
-        """Input of the rewritten model to the input of the reference that it stands for, by order."""
-        named = {c.source for pair in self.pairing.pairs for c in pair.contracts}
-        gone = [spec for spec in self.reference.inputs if self.rewritten.input(spec.name) is None]
+        """Input of the rewritten model to the input of the reference that it stands for: as told, else by order."""
+        told = renamed_inputs(*self.prepared.protos)
+        named = {c.source for pair in self.pairing.pairs for c in pair.contracts} | set(told)
+        found = {told.get(spec.name, spec.name) for spec in self.rewritten.inputs}
+        gone = [spec for spec in self.reference.inputs if spec.name not in found]
         new = [s for s in self.rewritten.inputs if self.reference.input(s.name) is None and s.name not in named]
         kinds = [(spec.elem_type, len(spec.dims)) for spec in gone]
         if gone and kinds == [(spec.elem_type, len(spec.dims)) for spec in new]:
@@ -118,9 +121,9 @@ class _Check:
             self.notes += [
                 f"input {b.name} has no namesake in the reference: fed as {a.name}, by order" for b, a in pairs
             ]
-            return {b.name: a.name for b, a in pairs}
+            return told | {b.name: a.name for b, a in pairs}
         self.warnings += [f"input {spec.name} of the reference is gone in the rewritten model" for spec in gone]
-        return {}
+        return told
 
     def _signature(self) -> Signature:
         other = self.rewritten
@@ -149,18 +152,28 @@ class _Check:
     def run(self) -> VerifyReport:
         """Run, compare, report."""
         settings = self.prepared.settings
+        changed = self._changed_inputs()
+        if changed:
+            return dataclasses.replace(self.report, status="different", reasons=(*self.reasons, *changed))
         with Store(self.prepared.kept_bytes) as first, Store(self.prepared.kept_bytes) as second:
             numbers = self._run_both(self.prepared.traced, settings, first, second)
             if not numbers and not self.reasons:
                 raise CannotCheckError(self._nothing_ran())
-            verdict = self._judge(numbers, first, second, optimized=False, routers=True) if numbers else Judgement()
+            verdict = Judgement()
             if numbers:
-                self._check_declared(numbers, first, second)
+                verdict = judge(self._bench(numbers, first, second, optimized=False, routers=True))
+                self.warnings += declared_warnings(
+                    (self.reference, self.rewritten),
+                    {**self.rewritten.letters, **self.signature.letters},
+                    self.pairing.pairs,
+                    [(number, self.feeds[number]) for number in numbers],
+                    (first, second),
+                )
             outputs = list(verdict.outputs)
             self.notes += verdict.notes
             self.reasons += verdict.reasons
             if self.opt_level_check and not self.reasons:
-                outputs += self._default_level(numbers, first)
+                outputs += self._default_level(first)
         return dataclasses.replace(
             self.report,
             status="different" if self.reasons else "equal",
@@ -176,6 +189,20 @@ class _Check:
             warnings=tuple(self.warnings),
             notes=tuple(self.notes),
         )
+
+    def _changed_inputs(self) -> list[str]:
+        """Inputs of another type or rank than the reference's: no feed fits both models."""
+        changed: list[str] = []
+        for spec in self.rewritten.inputs:
+            other = self.reference.input(self.renamed.get(spec.name, spec.name))
+            if other is None:
+                continue
+            kinds = [onnx.TensorProto.DataType.Name(each.elem_type).lower() for each in (spec, other)]
+            if kinds[0] != kinds[1]:
+                changed.append(f"input {spec.name} is {kinds[0]}, not {kinds[1]}")
+            elif len(spec.dims) != len(other.dims):
+                changed.append(f"input {spec.name} has {len(spec.dims)} axes, not {len(other.dims)}")
+        return changed
 
     def _nothing_ran(self) -> str:
         if not self.left_out:
@@ -211,9 +238,9 @@ class _Check:
             # The reference loads, so the rewrite is at fault.
             self.reasons.append(str(error).rstrip("."))
             return []
-        self.reasons += [
-            f"the rewritten model fails on feed {self.feeds[number].name}: {why}" for number, why in broken.items()
-        ]
+        for number, why in list(broken.items())[:1]:
+            more = f" (and on {len(broken) - 1} more feeds)" if len(broken) > 1 else ""
+            self.reasons.append(f"the rewritten model fails on feed {self.feeds[number].name}: {why}{more}")
         return [number for number in kept if number not in broken]
 
     def _as_reference(self, feed: Feed) -> Feed:
@@ -234,12 +261,12 @@ class _Check:
 
         def build() -> dict[str, Array]:
             arrays = feed.build()
-            return arrays | {new: arrays[old] for new, old in self.renamed.items()}
+            return arrays | {new: arrays[old] for new, old in self.renamed.items() if old in arrays}
 
         return dataclasses.replace(feed, build=build)
 
-    def _judge(self, numbers: list[int], first: Store, second: Store, *, optimized: bool, routers: bool) -> Judgement:
-        bench = Bench(
+    def _bench(self, numbers: list[int], first: Store, second: Store, *, optimized: bool, routers: bool) -> Bench:
+        return Bench(
             self.signature,
             self.feeds,
             numbers,
@@ -250,90 +277,38 @@ class _Check:
             self.reference.half,
             self.prepared.routers if routers else (),
         )
-        return judge(bench)
 
-    def _default_level(self, numbers: list[int], plain: Store) -> list[OutputReport]:
+    def _default_level(self, plain: Store) -> list[OutputReport]:
         """Both at ONNX Runtime's default level, as users run them."""
         settings = dataclasses.replace(self.prepared.settings, optimized=True)
-        known, failures = len(self.left_out), len(self.reasons)
+        left_out = len(self.left_out)
         with Store(self.prepared.kept_bytes) as first, Store(self.prepared.kept_bytes) as second:
             try:
                 both = self._run_both(self.prepared.models, settings, first, second)
+                bench = self._bench(both, first, second, optimized=True, routers=False)
+                verdict = judge(bench) if both else Judgement()
+                if verdict.reasons and self.prepared.routers:
+                    # A choice may have flipped at a tie: look at the choices, which costs some fusions.
+                    self.steps += 2 * len(self.feeds)
+                    both = self._run_both(self.prepared.traced, settings, first, second)
+                    bench = self._bench(both, first, second, optimized=True, routers=True)
+                    verdict = judge(bench)
             except LoadError as error:
                 self.warnings.append(f"not compared at ONNX Runtime's default level: {error}")
                 return []
-            verdict = self._judge(both, first, second, optimized=True, routers=False) if both else Judgement()
-            if verdict.reasons and self.prepared.routers:
-                # A choice may have flipped at a tie: look at the choices, which costs some fusions.
-                self.steps += 2 * len(self.feeds)
-                both = self._run_both(self.prepared.traced, settings, first, second)
-                verdict = self._judge(both, first, second, optimized=True, routers=True)
-            shifted = {
-                report.rewritten: shift
-                for report in verdict.outputs
-                if report.problem is not None and (shift := self._own_shift(report, plain, first)) >= report.error
-            }
-        # Feeds that the reference does not take are told once.
-        del self.left_out[known:]
+            excused = excuse(verdict, bench, plain)
+        # Feeds that the reference takes at neither level are told once.
+        known = {each.feed for each in self.left_out[:left_out]}
         self.warnings += [
-            f"at ONNX Runtime's default level output {name} differs, but fusions alone move the reference by {shift:.1e}"
-            for name, shift in shifted.items()
+            f"at ONNX Runtime's default level feed {each.feed} is left out: {each.reason}"
+            for each in self.left_out[left_out:]
+            if each.feed not in known
         ]
-        self.warnings += (
-            [
-                f"at ONNX Runtime's default level feed {self.feeds[n].name} does not run"
-                for n in numbers
-                if n not in both
-            ]
-            if len(self.reasons) == failures
-            else []
-        )
-        told = tuple(f"output {name} " for name in shifted)
-        self.reasons += [reason for reason in verdict.reasons if not told or not reason.startswith(told)]
-        return [
-            dataclasses.replace(report, problem=None) if report.rewritten in shifted else report
-            for report in verdict.outputs
-        ]
-
-    def _own_shift(self, report: OutputReport, plain: Store, optimized: Store) -> float:
-        """How far the optimisation level alone moves an output of the reference on a feed."""
-        number = next(n for n, feed in enumerate(self.feeds) if feed.name == report.feed)
-        before, after = plain.value(number, report.name), optimized.value(number, report.name)
-        shift = compare(before, after, 1e-30).error
-        return shift if np.isfinite(shift) else 0.0
-
-    def _check_declared(self, numbers: list[int], first: Store, second: Store) -> None:
-        """Warn of declared output dims that do not hold, where the reference's own do."""
-        ours = {output.name: output.dims for output in self.reference.outputs}
-        theirs = {output.name: output.dims for output in self.rewritten.outputs}
-        letters = {**self.rewritten.letters, **self.signature.letters}
-        for pair in self.pairing.pairs:
-            for number in numbers:
-                sizes = self.feeds[number].sizes.letters()
-                symbols = {symbol: sizes[letter] for symbol, letter in letters.items()}
-                if self.feeds[number].seed is None or not _fits(
-                    ours.get(pair.reference), first.value(number, pair.reference), symbols
-                ):
-                    continue
-                value = second.value(number, pair.rewritten)
-                if not _fits(theirs.get(pair.rewritten), value, symbols):
-                    dims = ", ".join(str(dim) for dim in theirs[pair.rewritten] or ())
-                    self.warnings.append(
-                        f"output {pair.rewritten} declares [{dims}] but has shape {list(value.shape)}"
-                        f" (feed {self.feeds[number].name})"
-                    )
-                    break
-
-
-def _fits(dims: tuple[int | str, ...] | None, value: object, symbols: Mapping[str, int]) -> bool:
-    if dims is None or not isinstance(value, np.ndarray):
-        return True
-    if len(dims) != value.ndim:
-        return False
-    return all(
-        (expected := evaluate(dim, symbols)) is None or expected == size
-        for dim, size in zip(dims, value.shape, strict=True)
-    )
+        del self.left_out[left_out:]
+        if excused:
+            self.warnings.append(excused)
+        self.reasons += verdict.reasons
+        return verdict.outputs
 
 
 def _feed_report(feed: Feed) -> FeedReport:

@@ -11,25 +11,34 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING
 
-import onnx_ir as ir
-
-from graphsurgery.analysis.cones import Cone, Edge, climb, outside_reader
-from graphsurgery.analysis.dims import product
-from graphsurgery.analysis.slices import Blocked, RowAxis, same_size
+from graphsurgery.analysis.cones import Cone, Edge, climb, join, outside_readers
+from graphsurgery.analysis.slices import Blocked, RowAxis
+from graphsurgery.patterns.interface import FLOATS
 from graphsurgery.patterns.norms import Norm, norm_above
+from graphsurgery.patterns.rows import batch_axis_of, holds_rows, locate_rows, selector_above
 from graphsurgery.patterns.site import Refusal, Site
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import onnx_ir as ir
+
+    from graphsurgery.analysis.cones import Into
     from graphsurgery.analysis.dims import Dim
     from graphsurgery.analysis.shapes import Shapes
     from graphsurgery.analysis.slices import Lift
     from graphsurgery.patterns.interface import TokenInput
     from graphsurgery.patterns.matcher import GraphIndex
 
-__all__ = ["HiddenOutput", "LMHead", "find_hidden_output", "find_lm_heads"]
+__all__ = ["HiddenOutput", "LMHead", "find_hidden_output", "find_lm_heads", "is_named_logits", "share_rows"]
 
 _LOGITS = re.compile(r"logits|lm_head|(^|[./_])scores?$", re.IGNORECASE)
-_FLOAT = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
+# Scores of something else than the vocabulary, one for each token too.
+_NOT_LOGITS = re.compile(r"(?<![a-z])(router|gate|gating|experts?|moe|aux|attention|attn)(?![a-z])", re.IGNORECASE)
+
+# A low-rank path beside the head is this short, and there are few of them.
+_MAX_SOURCES = 4
+_MAX_PATH = 12
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +51,7 @@ class LMHead(Site):
         rows: where it carries the rows.
         batch_axis: where it carries the batch; None where flat or packed.
         cone: from the output up to the rows that the products multiply; its frontier is what is selected from.
-        products: the matrix products, usually one.
+        products: the matrix products whose results are the logits, usually one.
         vocabulary: V.
         norm: the normalisation in front, where there is one in front of all products.
     """
@@ -76,126 +85,217 @@ class HiddenOutput(Site):
     norm: Norm | None
 
 
-def find_lm_heads(model: ir.Model, shapes: Shapes, index: GraphIndex, tokens: TokenInput) -> list[LMHead | Refusal]:
-    """Every LM head of the model, in the order of its outputs; an output named like logits that is none is refused."""
-    outputs = [value for value in model.graph.outputs if value.dtype in _FLOAT or value.dtype is None]
-    named = [value for value in outputs if _LOGITS.search(value.name or "")]
-    candidates = named or _unnamed_candidates(outputs, shapes, tokens)
-    return [_examine(value, model, shapes, index, tokens, certain=bool(named)) for value in candidates]
+def is_named_logits(output: ir.Value) -> bool:
+    """Whether the name of an output says that it holds logits over the vocabulary."""
+    name = output.name or ""
+    return _LOGITS.search(name) is not None and not _NOT_LOGITS.search(name)
+
+
+# ---- heads --------------------------------------------------------------------------------------------------------
+
+
+def find_lm_heads(
+    model: ir.Model, shapes: Shapes, index: GraphIndex, tokens: TokenInput, outputs: Sequence[str] | None = None
+) -> list[LMHead | Refusal]:
+    """Every LM head of the model, in the order of its outputs; an output named like logits that is none is refused.
+
+    Where no output is named so, the heads among the others; nothing is then refused.
+
+    Args:
+        model: the model.
+        shapes: its shapes.
+        index: the order of its nodes.
+        tokens: where B and S come from.
+        outputs: names of the outputs to look at, whatever they are called; None to choose as above.
+    """
+    floats = [value for value in model.graph.outputs if value.dtype in FLOATS or value.dtype is None]
+    scout = _Scout(model, shapes, index, tokens)
+    if outputs is not None:
+        return scout.search([value for value in floats if value.name in outputs])
+    named = [value for value in floats if is_named_logits(value)]
+    if named:
+        return scout.search(named)
+    found = scout.search(_unnamed_candidates(floats, shapes, tokens))
+    return [site for site in found if isinstance(site, LMHead)]
+
+
+def share_rows(heads: Sequence[LMHead]) -> bool:
+    """Whether nothing but ``heads`` needs the rows that they leave out."""
+    whole = join([head.cone for head in heads])
+    return not isinstance(whole, Blocked) and not outside_readers(whole)
 
 
 def _unnamed_candidates(outputs: list[ir.Value], shapes: Shapes, tokens: TokenInput) -> list[ir.Value]:
-    """Outputs that may be logits under another name: rows of more features than anything else has."""
-    hidden = shapes.dim(tokens.value, -1) if shapes.rank(tokens.value) == 3 else None
+    """Outputs that may be logits under another name: rows of another number of features than the hidden state has."""
+    hidden = shapes.dim(tokens.value, -1) if tokens.value.dtype in FLOATS else None
     found = []
     for value in outputs:
         shape = shapes.shape(value)
         located = None if shape is None else locate_rows(shape, tokens)
-        if located is None or shape is None or shape[-1] == hidden:
+        if located is None or shape is None or shape[-1] in (hidden, 1):
             continue
         if len(shape) <= 3 and isinstance(shape[-1], int) and value.producer() is not None:
             found.append(value)
     return found
 
 
-def locate_rows(shape: tuple[Dim, ...], tokens: TokenInput) -> tuple[RowAxis, int | None] | None:
-    """Where a tensor of features carries the rows, and where the batch.
+class _Scout:
+    """Looks for a head above one output after the other."""
 
-    Returns:
-        The row axis and the batch axis (None where flat or packed); None where it does not hold one row a token.
-    """
-    rank = len(shape)
-    if rank < 2:
+    def __init__(self, model: ir.Model, shapes: Shapes, index: GraphIndex, tokens: TokenInput) -> None:
+        self._model = model
+        self._shapes = shapes
+        self._index = index
+        self._tokens = tokens
+        # Values that something else needs all rows of, and outputs of which that is so.
+        self._cuts: set[ir.Value] = set()
+        self._needed: dict[ir.Value, str] = {}
+
+    def search(self, outputs: Sequence[ir.Value]) -> list[LMHead | Refusal]:
+        """The head above each output, or why there is none.
+
+        Rows may be left out where only these outputs need them. Where something else needs all rows of a value, the
+        climb stops in front of it.
+        """
+        while True:
+            found = [self._examine(output) for output in outputs]
+            heads = [site for site in found if isinstance(site, LMHead)]
+            whole = join([head.cone for head in heads])
+            if isinstance(whole, Blocked):
+                return [
+                    self._refusal(site.output, whole.reason) if isinstance(site, LMHead) else site for site in found
+                ]
+            readers = outside_readers(whole)
+            if not readers:
+                return found
+            roots = {root: who for root, who in readers.items() if root in whole.roots}
+            for root, who in roots.items():
+                self._needed[root] = f"every row of output {root.name!r} is needed by {who}"
+            self._cuts |= readers.keys() - roots.keys()
+
+    def _examine(self, output: ir.Value) -> LMHead | Refusal:
+        found = self._needed.get(output) or self._head(output, certain=is_named_logits(output))
+        return self._refusal(output, found) if isinstance(found, str) else found
+
+    def _refusal(self, output: ir.Value, reason: str) -> Refusal:
+        return Refusal(id=f"lm_head:{output.name}", kinds=("lm_head",), reason=reason)
+
+    def _head(self, output: ir.Value, *, certain: bool) -> LMHead | str:
+        shapes, tokens = self._shapes, self._tokens
+        if output.producer() is None:
+            return f"output {output.name!r} is an input or a constant, not the result of a head"
+        shape = shapes.shape(output)
+        if shape is None:
+            cone = climb(output, RowAxis(0), shapes, self._model, lambda _edge, _lift: False)
+            reason = f": {cone.reason}" if isinstance(cone, Blocked) else ""
+            return f"the shape of output {output.name!r} cannot be inferred{reason}"
+        if tokens.length == 1:
+            return f"the model computes one row a step ({tokens.value.name!r} has one token): nothing to prune"
+        located = locate_rows(shape, tokens)
+        if located is None:
+            return self._no_rows(output, shape)
+        rows, batch_axis = located
+        cone = climb(output, rows, shapes, self._model, self._tail())
+        if isinstance(cone, Blocked):
+            return f"no head was found above output {output.name!r}: {cone.reason}"
+        if not cone.contractions:
+            reason = next(iter(cone.stops.values()), "it is not computed by a matrix product")
+            return f"no head was found above output {output.name!r}: {reason}"
+        misplaced = self._misplaced(cone)
+        if misplaced is not None:
+            return misplaced
+        products = cone.contractions
+        if not certain and _normalises(cone):
+            return f"output {output.name!r} is not made by a head: it is normalised behind its product"
+        if not certain and any(edge.node not in set(products) for edge in cone.frontier):
+            return f"output {output.name!r} is not made by a head: rows are added behind its product"
+        cone = self._narrowed(cone)
+        return LMHead(
+            id=f"lm_head:{output.name}",
+            kinds=("lm_head",),
+            name=output.name or "",
+            output=output,
+            rows=rows,
+            batch_axis=batch_axis,
+            cone=cone,
+            products=products,
+            vocabulary=shape[-1],
+            norm=self._norm_of(cone),
+        )
+
+    def _tail(self) -> Into:
+        """Climb through the tail: not into products, nor to where the rows are the same for all batches."""
+
+        def into(edge: Edge, lifted: Lift) -> bool:
+            cut = lifted.contracts or edge.value in self._cuts
+            return not cut and self._is_placed(edge.value, edge.rows)
+
+        return into
+
+    def _is_placed(self, value: ir.Value, rows: RowAxis) -> bool:
+        shape, batch = self._shapes.shape(value), self._tokens.batch
+        if rows.flat or batch is None or batch == 1 or shape is None:
+            return True
+        return batch_axis_of(shape, rows, self._tokens) is not None
+
+    def _misplaced(self, cone: Cone) -> str | None:
+        """Why rows cannot be selected on an edge of the frontier, or a value does not hold one row a token."""
+        carried = [*cone.values.items(), *((edge.value, edge.rows) for edge in cone.frontier)]
+        for value, rows in carried:
+            shape = self._shapes.shape(value)
+            if shape is not None and not holds_rows(shape, rows, self._tokens):
+                return f"axis {rows.axis} of {value.name!r}, of size {shape[rows.axis]}, does not hold one row a token"
         return None
-    if tokens.batch is not None and rank == 2 and same_size(shape[0], product((tokens.batch, tokens.length))):
-        return RowAxis(0, flat=True), None
-    for axis in (rank - 2, *range(rank - 2)):
-        if not same_size(shape[axis], tokens.length):
-            continue
-        if tokens.batch is None:
-            return RowAxis(axis), None
-        others = [item for item in range(rank - 1) if item != axis and same_size(shape[item], tokens.batch)]
-        if others:
-            return RowAxis(axis), others[-1] if others[-1] < axis else others[0]
-        if tokens.batch == 1 and rank == 2:
-            return RowAxis(axis, flat=True), None
-    return None
 
+    def _narrowed(self, cone: Cone) -> Cone:
+        """The cone with a low-rank path beside the head taken in: both then select from the one hidden state."""
+        sources = {edge.value: edge.rows for edge in cone.frontier}
+        if not 1 < len(sources) <= _MAX_SOURCES:
+            return cone
+        for value, rows in sources.items():
+            others = set(sources) - {value}
 
-def _examine(
-    output: ir.Value, model: ir.Model, shapes: Shapes, index: GraphIndex, tokens: TokenInput, *, certain: bool
-) -> LMHead | Refusal:
-    site = f"lm_head:{output.name}"
+            def beside(edge: Edge, _lifted: Lift, others: set[ir.Value] = others) -> bool:
+                return edge.value not in others and edge.value not in self._cuts
 
-    def refuse(reason: str) -> Refusal:
-        return Refusal(id=site, kinds=("lm_head",), reason=reason)
+            deeper = climb(value, rows, self._shapes, self._model, beside)
+            if isinstance(deeper, Blocked) or len(deeper.nodes) > _MAX_PATH:
+                continue
+            if any(edge.value not in others for edge in deeper.frontier) or self._misplaced(deeper):
+                continue
+            whole = join([cone, deeper])
+            if not isinstance(whole, Blocked) and not outside_readers(whole, deeper.values):
+                return self._narrowed(dataclasses.replace(whole, roots=cone.roots))
+        return cone
 
-    if output.producer() is None:
-        return refuse(f"output {output.name!r} is an input or a constant, not the result of a head")
-    shape = shapes.shape(output)
-    if shape is None:
-        return refuse(f"the shape of output {output.name!r} cannot be inferred")
-    if tokens.length == 1:
-        return refuse(f"the model computes one row a step ({tokens.value.name!r} has one token): nothing to prune")
-    located = locate_rows(shape, tokens)
-    if located is None:
-        return refuse(_no_rows(output, shape, tokens))
-    rows, batch_axis = located
-    cone = climb(output, rows, shapes, model, _below_products)
-    if isinstance(cone, Blocked):
-        return refuse(f"no head was found above output {output.name!r}: {cone.reason}")
-    if not cone.contractions:
-        reason = next(iter(cone.stops.values()), "it is not computed by a matrix product")
-        return refuse(f"no head was found above output {output.name!r}: {reason}")
-    if not certain and _normalises(cone):
-        return refuse(f"output {output.name!r} is not made by a head: it is normalised behind its product")
-    products = set(cone.contractions)
-    if not certain and any(edge.node not in products for edge in cone.frontier):
-        return refuse(f"output {output.name!r} is not made by a head: rows are added behind its product")
-    reader = outside_reader(cone)
-    if reader is not None:
-        value, who = reader
-        return refuse(f"every row of {value.name!r}, behind the head, is needed by {who}")
-    return LMHead(
-        id=site,
-        kinds=("lm_head",),
-        name=output.name or "",
-        output=output,
-        rows=rows,
-        batch_axis=batch_axis,
-        cone=cone,
-        products=cone.contractions,
-        vocabulary=shape[-1],
-        norm=_norm_of(cone, model, shapes, index),
-    )
+    def _no_rows(self, output: ir.Value, shape: tuple[Dim, ...]) -> str:
+        tokens, declared = self._tokens, output.shape
+        sizes = ", ".join(str(size) for size in shape)
+        if declared is not None and len(declared) == len(shape) and not any(size is None for size in declared):
+            sizes = ", ".join(str(size) for size in declared)
+        selector = selector_above(output, self._shapes, tokens)
+        what = f"output {output.name!r} [{sizes}] does not hold one row for each of the {tokens.length} tokens of"
+        if selector is not None:
+            return f"already pruned: {what} {tokens.value.name!r}, {selector} selects them"
+        if len(shape) > 1 and shape[-2] == 1:
+            return f"already pruned: output {output.name!r} [{sizes}] holds one row of the {tokens.length} tokens"
+        return f"already pruned or not logits: {what} {tokens.value.name!r}"
 
-
-def _below_products(edge: Edge, lifted: Lift) -> bool:
-    return not lifted.contracts
+    def _norm_of(self, cone: Cone) -> Norm | None:
+        """The normalisation in front of all products, where they all read the same one."""
+        products = set(cone.contractions)
+        sources = {edge.value: edge.rows for edge in cone.frontier if edge.node in products}
+        if len(sources) != 1:
+            return None
+        ((value, rows),) = sources.items()
+        return norm_above(value, rows, self._shapes, self._index, self._model)
 
 
 def _normalises(cone: Cone) -> bool:
     return any(node.op_type.startswith("Reduce") or "Normalization" in node.op_type for node in cone.nodes)
 
 
-def _no_rows(output: ir.Value, shape: tuple[Dim, ...], tokens: TokenInput) -> str:
-    sizes = ", ".join(str(size) for size in shape)
-    rows = shape[-2] if len(shape) > 1 else None
-    if rows == 1:
-        return f"already pruned: output {output.name!r} [{sizes}] holds one row of the {tokens.length} tokens"
-    return (
-        f"already pruned or not logits: output {output.name!r} [{sizes}] does not hold one row for each of the "
-        f"{tokens.length} tokens of {tokens.value.name!r}"
-    )
-
-
-def _norm_of(cone: Cone, model: ir.Model, shapes: Shapes, index: GraphIndex) -> Norm | None:
-    """The normalisation in front of all products, where they all read the same one."""
-    sources = {edge.value: edge.rows for edge in cone.frontier if edge.node in set(cone.contractions)}
-    if len(sources) != 1:
-        return None
-    ((value, rows),) = sources.items()
-    return norm_above(value, rows, shapes, index, model)
+# ---- hidden states ------------------------------------------------------------------------------------------------
 
 
 def find_hidden_output(
@@ -213,7 +313,7 @@ def find_hidden_output(
         located = None if shape is None else locate_rows(shape, tokens)
         if located is None or shape is None or value.producer() is None:
             continue
-        if value.dtype not in _FLOAT and name is None:
+        if name is None and (value.dtype not in FLOATS or len(shape) > 3):
             continue
         rows, batch_axis = located
         norm = norm_above(value, rows, shapes, index, model)

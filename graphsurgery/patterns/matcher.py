@@ -13,7 +13,7 @@ import onnx_ir as ir
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["GraphIndex", "is_op", "is_sorted", "origin", "readers", "subgraphs", "through"]
+__all__ = ["GraphIndex", "all_graphs", "is_op", "is_sorted", "origin", "readers", "subgraphs", "through"]
 
 _TRANSPARENT = frozenset({"Identity", "Cast", "CastLike", "Dropout"})
 
@@ -50,6 +50,13 @@ class GraphIndex:
     def operators(self) -> dict[tuple[str, str], int]:
         """How often each (domain, operator) occurs."""
         return {key: len(nodes) for key, nodes in self._by_op.items()}
+
+
+def all_graphs(model: ir.Model) -> Iterator[ir.Graph]:
+    """The main graph, the bodies of all functions, and the subgraphs of each at any depth."""
+    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        yield graph
+        yield from graph.subgraphs()
 
 
 def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:

@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Norm", "norm_above"]
 
-_REDUCTIONS = frozenset({"ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", "LpNormalization"})
+_REDUCTIONS = frozenset({"ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2"})
 _OPERATORS = frozenset(
     {
         "LayerNormalization",
+        "LpNormalization",
         "RMSNormalization",
         "SimplifiedLayerNormalization",
         "SkipLayerNormalization",
         "SkipSimplifiedLayerNormalization",
     }
 )
-_ELEMENTWISE = frozenset(
-    {
-        *("Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Reciprocal", "Neg", "Abs", "Clip", "Max"),
-        *("Cast", "Identity", "Unsqueeze", "Squeeze"),
-    }
-)
+_CASTS = frozenset({"Cast", "CastLike", "Identity", "Dropout"})
+_ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Reciprocal", "Neg", "Abs", "Clip", "Max", "Sum"})
+# What stands between a normalisation and the head: a head may be flattened or quantised.
+_LAYOUT = frozenset({"Unsqueeze", "Squeeze", "Reshape", "Flatten", "Transpose", "QuantizeLinear", "DequantizeLinear"})
+_PASSING = _CASTS | _ELEMENTWISE | _LAYOUT | _REDUCTIONS
 _MAX_NODES = 40
 
 
@@ -44,7 +44,7 @@ class Norm:
     """A normalisation.
 
     Attributes:
-        nodes: the nodes that make it up.
+        nodes: the nodes that make it up, and those between it and the value that was asked for.
         entries: the values it normalises, ``[..., H]``: one, or two where the operator adds a residual itself.
     """
 
@@ -53,7 +53,7 @@ class Norm:
 
 
 def norm_above(value: ir.Value, rows: RowAxis, view: ShapeView, index: GraphIndex, model: ir.Model) -> Norm | None:
-    """The normalisation whose result is ``value``; None where it is something else.
+    """The normalisation whose result is ``value``, reshaped or cast or not; None where it is something else.
 
     Args:
         value: ``[..., H]``.
@@ -65,36 +65,48 @@ def norm_above(value: ir.Value, rows: RowAxis, view: ShapeView, index: GraphInde
     open_values: dict[ir.Value, RowAxis] = {value: rows}
     nodes: set[ir.Node] = set()
     best: Norm | None = None
-    reduced = False
     while open_values and len(nodes) < _MAX_NODES:
-        if len(open_values) == 1 and reduced:
+        if len(open_values) == 1 and _is_more(nodes, best):
             best = Norm(frozenset(nodes), tuple(open_values))
         # The latest node first: everything that reads its output has then been seen.
         latest = max(open_values, key=lambda item: _position(item, index))
         node = latest.producer()
         if node is None or node not in index.order:
             break
-        operator = node.op_type in _OPERATORS
-        called = node.op_identifier() in model.functions
-        if not (operator or called or node.op_type in _REDUCTIONS or node.op_type in _ELEMENTWISE):
-            break
-        if node.op_type in _REDUCTIONS and not _over_features(node, view):
+        whole = _is_whole(node, latest, model)
+        if not whole and not _passes(node, view):
             break
         lifted = lift(node, latest.index() or 0, open_values.pop(latest), view, model)
         if isinstance(lifted, Blocked) or lifted.contracts:
             break
         nodes.add(node)
-        reduced |= operator or called or node.op_type in _REDUCTIONS
-        conflict = False
-        for position, need in lifted.rows.items():
-            item = node.inputs[position]
-            assert item is not None
-            conflict |= open_values.setdefault(item, need) != need
-        if conflict:
+        needs = [(node.inputs[position], need) for position, need in lifted.rows.items()]
+        if any(item is not None and open_values.setdefault(item, need) != need for item, need in needs):
             break
-        if operator or called:
+        if whole:
             return Norm(frozenset(nodes), tuple(open_values)) if len(open_values) <= 2 else best
     return best
+
+
+def _is_whole(node: ir.Node, value: ir.Value, model: ir.Model) -> bool:
+    """Whether ``node`` is a normalisation of its own: an operator, or a function."""
+    if node.op_identifier() in model.functions:
+        return True
+    return node.op_type in _OPERATORS and value.index() == 0
+
+
+def _passes(node: ir.Node, view: ShapeView) -> bool:
+    if node.domain or node.op_type not in _PASSING:
+        return False
+    return node.op_type not in _REDUCTIONS or _over_features(node, view)
+
+
+def _is_more(nodes: set[ir.Node], best: Norm | None) -> bool:
+    """Whether ``nodes`` hold more of a normalisation than ``best``: a reduction, or casts of what it reads."""
+    added = nodes if best is None else nodes - best.nodes
+    if any(node.op_type in _REDUCTIONS for node in added):
+        return True
+    return best is not None and bool(added) and all(node.op_type in _CASTS for node in added)
 
 
 def _over_features(node: ir.Node, view: ShapeView) -> bool:

@@ -51,7 +51,8 @@ def read_recipe(recipe: str | Path) -> Recipe:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"Cannot read recipe file {str(path)!r}: {error}.") from None
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise UsageError(f"Cannot read recipe file {str(path)!r}: {reason}.") from None
         name = path.stem
     elif recipe in recipe_names():
         text = (importlib.resources.files(__name__) / f"{recipe}.toml").read_text(encoding="utf-8")

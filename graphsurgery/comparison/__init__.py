@@ -1,0 +1,1 @@
+"""The parts of the structural comparison of two models: unfolding, numbering, matching, and what the report says."""

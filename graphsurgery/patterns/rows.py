@@ -1,0 +1,97 @@
+"""Where a tensor carries the rows (one for each token) and the batch, read from its sizes.
+
+Alphabet: B batch, S query length.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from graphsurgery.analysis.dims import Unknown, free_names, product
+from graphsurgery.analysis.slices import RowAxis, same_size
+from graphsurgery.patterns.matcher import is_op
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from graphsurgery.analysis.dims import Dim
+    from graphsurgery.analysis.shapes import ShapeView
+    from graphsurgery.patterns.interface import TokenInput
+
+__all__ = ["batch_axis_of", "holds_rows", "locate_rows", "may_be", "selector_above"]
+
+_SELECTORS = ("Slice", "Gather", "GatherND", "GatherElements", "Split", "Compress")
+_MAX_NODES = 64
+
+
+def may_be(size: Dim, other: Dim) -> bool:
+    """Whether two sizes are the same, or nobody knows: one has no name, being declared without or computed."""
+    if same_size(size, other):
+        return True
+    return any(not isinstance(item, int) and isinstance(item.atom, Unknown) for item in (size, other))
+
+
+def locate_rows(shape: tuple[Dim, ...], tokens: TokenInput) -> tuple[RowAxis, int | None] | None:
+    """Where a tensor of features carries the rows, and where the batch.
+
+    Returns:
+        The row axis and the batch axis (None where flat, packed, or where the batch of 1 has no axis); None where it
+        does not hold one row a token.
+    """
+    rank = len(shape)
+    if rank < 2:
+        return None
+    if tokens.batch is not None and tokens.batch != 1 and rank == 2:
+        flat = same_size(shape[0], product((tokens.batch, tokens.length)))
+        return (RowAxis(0, flat=True), None) if flat else None
+    for axis in (rank - 2, *range(rank - 2)):
+        if not same_size(shape[axis], tokens.length):
+            continue
+        if tokens.batch is None:
+            return RowAxis(axis), None
+        others = [item for item in range(rank - 1) if item != axis and same_size(shape[item], tokens.batch)]
+        if others:
+            return RowAxis(axis), others[-1] if others[-1] < axis else others[0]
+        if tokens.batch == 1 and rank == 2:
+            return RowAxis(axis), None
+    return None
+
+
+def holds_rows(shape: tuple[Dim, ...], rows: RowAxis, tokens: TokenInput) -> bool:
+    """Whether the axis ``rows`` has one row a token, as far as sizes are known."""
+    size, length = shape[rows.axis], tokens.length
+    if rows.flat and tokens.batch is not None:
+        length = product((tokens.batch, tokens.length))
+    unknown = any(name.startswith("?") for item in (size, length) for name in free_names(item))
+    return unknown or same_size(size, length)
+
+
+def batch_axis_of(shape: tuple[Dim, ...], rows: RowAxis, tokens: TokenInput) -> int | None:
+    """Where a tensor with a row axis carries the batch; None where its rows are the same for all batches."""
+    if tokens.batch is None or rows.flat:
+        return None
+    near = [axis for axis in (rows.axis - 1, rows.axis + 1) if 0 <= axis < len(shape)]
+    far = [axis for axis in range(len(shape)) if axis not in near and axis != rows.axis]
+    known = [axis for axis in (*near, *far) if same_size(shape[axis], tokens.batch)]
+    unknown = [axis for axis in near if may_be(shape[axis], tokens.batch)]
+    return next(iter((*known, *unknown)), None)
+
+
+def selector_above(output: ir.Value, view: ShapeView, tokens: TokenInput) -> str | None:
+    """The node above ``output`` that picks some of the rows, for a message; None where none is near."""
+    pending, seen = [output], set[object]()
+    while pending and len(seen) < _MAX_NODES:
+        value = pending.pop(0)
+        node = value.producer()
+        shape = view.shape(value)
+        if node is None or node in seen or (shape is not None and locate_rows(shape, tokens)):
+            continue
+        seen.add(node)
+        for item in node.inputs:
+            if item is None or item.is_initializer():
+                continue
+            before = view.shape(item)
+            if is_op(node, *_SELECTORS) and before is not None and locate_rows(before, tokens):
+                return f"{node.op_type} node {node.name!r}" if node.name else f"the {node.op_type} of {value.name!r}"
+            pending.append(item)
+    return None

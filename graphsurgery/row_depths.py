@@ -1,0 +1,115 @@
+"""How deep fewer rows go: which part of the graph computes only the wanted rows, for several heads at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from graphsurgery.analysis.cones import Cone, Edge, climb, join, outside_readers
+from graphsurgery.analysis.slices import Blocked, Lift, lift
+from graphsurgery.patterns.lm_head import HiddenOutput, LMHead
+from graphsurgery.row_edit import unplaced
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import onnx_ir as ir
+
+    from graphsurgery.analysis.shapes import Shapes
+    from graphsurgery.patterns.interface import TokenInput
+
+__all__ = ["Depth", "Target", "depths_of"]
+
+Target: TypeAlias = LMHead | HiddenOutput
+
+
+@dataclasses.dataclass(frozen=True)
+class Depth:
+    """What computes fewer rows for one site.
+
+    Attributes:
+        cone: None where nothing above the output does: rows are then selected from the output itself.
+        note: where it stops earlier than was asked for, and why; empty where it does not.
+        deeper: whether it goes further than the head.
+    """
+
+    cone: Cone | None
+    note: str = ""
+    deeper: bool = False
+
+
+def depths_of(
+    sites: Sequence[Target], depth: Literal["head", "norm"], model: ir.Model, shapes: Shapes, tokens: TokenInput
+) -> list[Depth]:
+    """The cone of each site, at the depth asked for or as deep as it goes.
+
+    Args:
+        sites: heads that share no rows with anything that is not pruned.
+        depth: in front of the head, or of the final normalisation.
+        model: the model.
+        shapes: its shapes.
+        tokens: where B and S come from.
+
+    Returns:
+        One entry a site; their cones can be joined.
+    """
+    shallow = [Depth(site.cone if isinstance(site, LMHead) else None) for site in sites]
+    if depth == "head":
+        return shallow
+    depths = [_through_norm(site, base, model, shapes, tokens) for site, base in zip(sites, shallow, strict=True)]
+    stopped = True
+    while stopped:
+        # What one head needs whole, another cannot have reduced: it then stops in front of its products.
+        whole = join([depth.cone for depth in depths if depth.deeper and depth.cone is not None])
+        stopped = False
+        for number, (deep, base) in enumerate(zip(depths, shallow, strict=True)):
+            if not deep.deeper or deep.cone is None:
+                continue
+            known = base.cone.values if base.cone is not None else {}
+            reason = _needed(whole, [value for value in deep.cone.values if value not in known])
+            if reason is not None:
+                depths[number] = _stopped(base, reason)
+                stopped = True
+    return depths
+
+
+def _stopped(base: Depth, reason: str) -> Depth:
+    return Depth(base.cone, f"; stopped at the head: {reason}")
+
+
+def _through_norm(site: Target, base: Depth, model: ir.Model, shapes: Shapes, tokens: TokenInput) -> Depth:
+    """The cone that takes in the final normalisation."""
+    if site.norm is None:
+        return _stopped(base, _no_norm(base.cone, shapes, model))
+    known = base.cone.values if base.cone is not None else {}
+    inside = site.norm.nodes
+
+    def into(edge: Edge, _lifted: Lift) -> bool:
+        return edge.value.producer() in inside or edge.value in known
+
+    deeper = climb(site.output, site.rows, shapes, model, into)
+    if isinstance(deeper, Blocked):
+        return _stopped(base, deeper.reason)
+    reason = unplaced(deeper, shapes, tokens)
+    if reason is None and not deeper.values.keys() - known.keys():
+        reason = next(iter(deeper.stops.values()), "its normalisation is not in front of it")
+    return _stopped(base, reason) if reason is not None else Depth(deeper, deeper=True)
+
+
+def _no_norm(cone: Cone | None, shapes: Shapes, model: ir.Model) -> str:
+    """Why there is no normalisation to go through: one scale over all rows, or nothing that looks like one."""
+    for edge in cone.frontier if cone is not None else ():
+        node = edge.value.producer()
+        if node is not None and node.op_type.startswith("DynamicQuantize"):
+            lifted = lift(node, edge.value.index() or 0, edge.rows, shapes, model)
+            if isinstance(lifted, Blocked):
+                return lifted.reason
+    return "no final normalisation was recognised above it"
+
+
+def _needed(whole: Cone | Blocked, values: Iterable[ir.Value]) -> str | None:
+    """Why ``values`` cannot hold fewer rows."""
+    if isinstance(whole, Blocked):
+        return whole.reason
+    reader = next(iter(outside_readers(whole, values).items()), None)
+    return None if reader is None else f"every row of {reader[0].name!r} is needed by {reader[1]}"

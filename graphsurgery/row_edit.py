@@ -1,0 +1,102 @@
+"""The edit that makes a cone compute only the wanted rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from graphsurgery.analysis.cones import size_readers
+from graphsurgery.row_selection import dim_name, place
+from graphsurgery.shape_patches import patch_operand, restore_size
+
+if TYPE_CHECKING:
+    from graphsurgery.analysis.cones import Cone, Edge
+    from graphsurgery.analysis.shapes import ShapeView
+    from graphsurgery.analysis.slices import RowAxis
+    from graphsurgery.patterns.interface import TokenInput
+    from graphsurgery.rewrite import Rewrite
+    from graphsurgery.row_selection import Placement, RowSelector
+
+__all__ = ["place_edge", "prune_cone", "unplaced"]
+
+
+def place_edge(edge: Edge, cone: Cone, view: ShapeView, tokens: TokenInput) -> Placement | None:
+    """Where the value of a frontier edge has its rows and its batch; None where rows cannot be selected on it."""
+    reader = None
+    for value in edge.node.outputs:
+        if value in cone.values:
+            reader = place(value, cone.values[value], view, tokens)
+    return place(edge.value, edge.rows, view, tokens, reader)
+
+
+def unplaced(cone: Cone, view: ShapeView, tokens: TokenInput) -> str | None:
+    """Why rows cannot be selected on some edge of the frontier; None where they can on all."""
+    for edge in cone.frontier:
+        if place_edge(edge, cone, view, tokens) is None:
+            return f"rows cannot be selected from {edge.value.name!r}: where it carries the batch is not known"
+    return None
+
+
+def prune_cone(
+    rewrite: Rewrite, cone: Cone, selector: RowSelector, view: ShapeView, tokens: TokenInput
+) -> dict[ir.Value, ir.Value]:
+    """Select rows on every edge of the frontier, mend shape operands and sizes, declare the new shapes.
+
+    Returns:
+        What rows were selected from, and the selections.
+    """
+    selected: dict[ir.Value, ir.Value] = {}
+    for edge in cone.frontier:
+        at = place_edge(edge, cone, view, tokens)
+        assert at is not None
+        selected[edge.value] = selector.select(edge.value, at)
+        rewrite.reroute(edge.node, edge.index, selected[edge.value])
+    for node, patch in cone.patches:
+        count = selector.row_count(flat=patch.flat)
+        flat = patch.flat
+        patch_operand(
+            rewrite,
+            node,
+            patch,
+            count if isinstance(count, int) else None,
+            lambda flat=flat: selector.row_count_value(flat=flat),  # type: ignore[misc]
+            cone,
+            view,
+        )
+    # Shape nodes that only served the operands which have just been replaced are gone after this.
+    rewrite.sweep()
+    for node, value, rows in list(size_readers(cone)):
+        restore_size(rewrite, node, value, rows, lambda rows=rows: selector.token_count_value(flat=rows.flat), view)  # type: ignore[misc]
+    for value, rows in cone.values.items():
+        _declare(value, rows, cone, selector, view)
+    _forget_others(cone, rewrite.model)
+    return selected
+
+
+def _declare(value: ir.Value, rows: RowAxis, cone: Cone, selector: RowSelector, view: ShapeView) -> None:
+    """Correct the declared shape of a value that now holds fewer rows; outputs always have one."""
+    inferred = view.shape(value)
+    if value.shape is None and value not in cone.roots:
+        return
+    sizes: list[int | str | None] | None = None
+    if value.shape is not None:
+        sizes = [size if isinstance(size, int) else size.value for size in value.shape]
+    if inferred is not None and (sizes is None or len(sizes) != len(inferred)):
+        # Nothing was declared, or something else: what the file says is stale.
+        sizes = [dim_name(size) for size in inferred]
+    if sizes is not None:
+        sizes[rows.axis] = selector.row_count(flat=rows.flat)
+        value.shape = ir.Shape(sizes)
+
+
+def _forget_others(cone: Cone, model: ir.Model) -> None:
+    """Drop what is declared of values that change with the cone and that nobody reads, inside functions too."""
+    for node in cone.nodes:
+        for value in node.outputs:
+            if value not in cone.values and not value.uses() and not value.is_graph_output():
+                value.shape = None
+        function = model.functions.get(node.op_identifier())
+        for inner in function.graph.all_nodes() if function is not None else ():
+            for value in inner.outputs:
+                value.shape = None

@@ -1,0 +1,269 @@
+"""Split dense attention into query, key and head blocks."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from graphsurgery.analysis.shapes import Shapes, shapes_of
+from graphsurgery.errors import UsageError
+from graphsurgery.pass_base import Pass
+from graphsurgery.passes.blocking.plan import BlockPlan, chain_operands, keys_blockable
+from graphsurgery.passes.blocking.writer import BlockWriter
+from graphsurgery.patterns.attention import AttentionSite, FusedAttention, find_attentions
+from graphsurgery.patterns.masks import Mask, find_mask
+from graphsurgery.patterns.matcher import GraphIndex
+from graphsurgery.patterns.site import Refusal, Site
+from graphsurgery.rewrite import Rewrite
+from graphsurgery.site_report import Detail, PassReport, SiteReport
+from graphsurgery.slice_pushing import runs_along
+from graphsurgery.spans import legal_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import onnx_ir as ir
+
+    from graphsurgery.analysis.dims import Dim
+
+__all__ = ["BlockAttention"]
+
+_LOOP_OPSET = 13
+"""The first in which a Loop carries a sequence, here of the blocks that are done."""
+_TRIM_OPSET = 12
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockAttention(Pass):
+    """Split dense attention into query, key/value and head blocks; every output stays equal within tolerance.
+
+    Each block replays the exporter's own chain (scale, softcap, bias, sink, mask) on slices, so that no tensor of
+    S rows and T columns is left. Query and head blocks keep the exporter's softmax; key blocks use a running softmax
+    with float32 statistics. Masks are rebuilt per block from their one-dimensional sources.
+
+    Attributes:
+        q_blocks: number of query blocks.
+        q_block_size: rows of a query block, in place of a number of blocks.
+        kv_blocks: number of key blocks.
+        kv_block_size: columns of a key block, in place of a number of blocks.
+        head_blocks: number of head blocks.
+        head_block_size: heads of a head block, in place of a number of blocks.
+        headpar_split: lanes with running statistics of their own in each key block, merged once at the end.
+        lowering: ``unroll`` writes the blocks out; ``loop`` walks over blocks of a fixed size, whatever the length at
+            run time; ``auto`` unrolls where the number of blocks is known and loops otherwise.
+        skip: ``none``; ``trim``: each query block reads only the keys from the first to the last that its mask leaves;
+            ``auto`` trims where there is more than one query block. Only by masks that are known to be zero or low.
+        fold_gqa: query heads of a group are folded into rows, so that keys and values are never expanded.
+        min_rows: below this many query rows an If takes the unblocked path, whose keys are not expanded either;
+            ``auto`` is the block size of a loop, and 0 (no If) where blocks are written out.
+        mode: ``prefill_q``, ``prefill_kv`` or ``prefill_qkv``: check that the counts which the mode needs are given.
+    """
+
+    name: ClassVar[str] = "block-attention"
+    summary: ClassVar[str] = "split attention into query, key and head blocks; keys and values are never expanded"
+    aliases: ClassVar[Mapping[str, str]] = {"num_q_blocks": "q_blocks", "num_kv_blocks": "kv_blocks"}
+    after: ClassVar[frozenset[str]] = frozenset({"prune-last-token", "bind-dims"})
+
+    q_blocks: int = 1
+    q_block_size: int | None = None
+    kv_blocks: int = 1
+    kv_block_size: int | None = None
+    head_blocks: int = 1
+    head_block_size: int | None = None
+    headpar_split: int = 1
+    lowering: Literal["auto", "unroll", "loop"] = "auto"
+    skip: Literal["auto", "none", "trim"] = "auto"
+    fold_gqa: bool = True
+    min_rows: int | Literal["auto"] = "auto"
+    mode: Literal["prefill_q", "prefill_kv", "prefill_qkv"] | None = None
+
+    def check_options(self) -> None:
+        """See :meth:`Pass.check_options`."""
+        for field in ("q_blocks", "kv_blocks", "head_blocks", "headpar_split"):
+            if getattr(self, field) < 1:
+                raise UsageError(f"Option {field}={getattr(self, field)} of pass {self.name} must be 1 or more.")
+        for field in ("q", "kv", "head"):
+            size, count = getattr(self, f"{field}_block_size"), getattr(self, f"{field}_blocks")
+            if size is not None and size < 1:
+                raise UsageError(f"Option {field}_block_size={size} of pass {self.name} must be 1 or more.")
+            if size is not None and count != 1:
+                raise UsageError(f"Give {field}_blocks or {field}_block_size of pass {self.name}, not both.")
+        if self.min_rows != "auto" and self.min_rows < 0:
+            raise UsageError(f"Option min_rows={self.min_rows} of pass {self.name} must be 0 or more.")
+        needed = {"prefill_q": ("q",), "prefill_kv": ("kv",), "prefill_qkv": ("q", "kv")}
+        for field in needed.get(self.mode or "", ()):
+            if getattr(self, f"{field}_blocks") == 1 and getattr(self, f"{field}_block_size") is None:
+                raise UsageError(f"mode={self.mode} of pass {self.name} needs {field}_blocks or {field}_block_size.")
+        if self.lowering == "loop" and (self.q_blocks > 1 or self.kv_blocks > 1):
+            raise UsageError(
+                f"lowering=loop of pass {self.name} walks over blocks of a fixed size: give q_block_size or "
+                "kv_block_size in place of a number of blocks."
+            )
+
+    # ---- find -----------------------------------------------------------------------------------------------------
+
+    def find(self, model: ir.Model) -> Sequence[Site]:
+        """See :meth:`Pass.find`."""
+        shapes = shapes_of(model)
+        found = find_attentions(model, shapes, GraphIndex(model))
+        return [self._usable(site, model) if isinstance(site, AttentionSite) else _fused(site) for site in found]
+
+    def _usable(self, site: AttentionSite, model: ir.Model) -> Site:
+        """The site, or a refusal where an option cannot be honoured for it."""
+        opset = model.opset_imports.get("", 1)
+        plan_needs = _LOOP_OPSET if self._loops(site.length) else 11
+        reason = None
+        if self.site_done(site):
+            reason = "already blocked: an earlier run made its nodes"
+        elif site.probabilities_read is not None:
+            reason = f"its scores or probabilities are also read by {site.probabilities_read}"
+        elif opset < plan_needs:
+            reason = f"the model imports opset {opset}; blocks need {plan_needs}: convert it first"
+        elif self._key_blocks_wanted() and (why := keys_blockable(site)) is not None:
+            reason = f"its keys cannot be blocked: {why}"
+        if reason is None:
+            return site
+        return Refusal(id=site.id, kinds=site.kinds, layer=site.layer, reason=reason)
+
+    def site_done(self, site: AttentionSite) -> bool:
+        """Whether the site is the work of an earlier run of this pass."""
+        return site.product.metadata_props.get("graphsurgery.pass") == self.name
+
+    def _key_blocks_wanted(self) -> bool:
+        return self.kv_blocks > 1 or self.kv_block_size is not None or self.headpar_split > 1
+
+    def _loops(self, length: Dim) -> bool:
+        if self.q_block_size is None or self.lowering == "unroll":
+            return False
+        return self.lowering == "loop" or not isinstance(length, int)
+
+    def _loops_keys(self, total: Dim) -> bool:
+        if self.kv_block_size is None or self.lowering == "unroll":
+            return False
+        return self.lowering == "loop" or not isinstance(total, int)
+
+    # ---- rewrite --------------------------------------------------------------------------------------------------
+
+    def rewrite(self, model: ir.Model, sites: Sequence[AttentionSite], report: PassReport) -> frozenset[str]:
+        """See :meth:`Pass.rewrite`."""
+        shapes = shapes_of(model)
+        plans = [(site, *self._plan(site, shapes, model)) for site in sites]
+        rewrite = Rewrite(model, self.name, sites[0].id, scope="block_attention")
+        writer = BlockWriter(rewrite, shapes)
+        for site, plan, _ in plans:
+            rewrite.at_site(site.id, _scope(site))
+            old, new = writer.write(site, plan)
+            inputs = [site.query, site.key.base, site.value.base]
+            before, after = old.name or "", new.name or ""
+            rewrite.replace_all_uses(old, new)
+            rewrite.record(inputs, [before], inputs, [after])
+        boundaries = rewrite.commit()
+        for (site, plan, note), boundary in zip(plans, boundaries, strict=True):
+            finished = writer.finished(site)
+            detail = self._detail(site, plan, finished)
+            reason = _what(site, plan) + note + (f"; mask {finished[0]!r} is sliced as a whole" if finished else "")
+            report.sites.append(SiteReport(site.id, site.kinds, site.layer, "rewritten", reason, detail, (boundary,)))
+        return frozenset(value.name or "" for value in model.graph.outputs)
+
+    def _plan(self, site: AttentionSite, shapes: Shapes, model: ir.Model) -> tuple[BlockPlan, str]:
+        """How the site is divided, and a note on what could not be had."""
+        q_blocks, q_size = _count(self.q_blocks, self.q_block_size, site.length, self._loops(site.length))
+        kv_blocks, kv_size = _count(self.kv_blocks, self.kv_block_size, site.total, self._loops_keys(site.total))
+        head_blocks, _ = _count(self.head_blocks, self.head_block_size, site.heads, loops=False)
+        note = ""
+        mask: Mask | None = None
+        several = q_blocks > 1 or q_size is not None
+        if self.skip == "trim" or (self.skip == "auto" and several):
+            mask, why = self._mask(site, shapes, model, several=several)
+            note = f"; keys are not trimmed: {why}" if why else ""
+        min_rows = self.min_rows if self.min_rows != "auto" else (q_size or 0)
+        plan = BlockPlan(
+            q_blocks=q_blocks,
+            kv_blocks=kv_blocks,
+            head_blocks=head_blocks,
+            lanes=self.headpar_split,
+            q_block_size=q_size,
+            kv_block_size=kv_size,
+            min_rows=0 if isinstance(site.length, int) else min_rows,
+            trim=mask is not None,
+            fold=self.fold_gqa,
+            mask=mask,
+        )
+        return plan, note
+
+    def _mask(self, site: AttentionSite, shapes: Shapes, model: ir.Model, *, several: bool) -> tuple[Mask | None, str]:
+        if not several:
+            return None, "there is one query block, which needs what the whole needs"
+        if model.opset_imports.get("", 1) < _TRIM_OPSET:
+            return None, f"finding the last needed key takes opset {_TRIM_OPSET}"
+        wide = [
+            value
+            for value in chain_operands(site)
+            if (size := shapes.dim(value, -1)) is not None and runs_along(size, site.total)
+        ]
+        found = find_mask(site, wide)
+        return (None, found) if isinstance(found, str) else (found, "")
+
+    def _detail(self, site: AttentionSite, plan: BlockPlan, finished: list[str]) -> dict[str, Detail]:
+        return {
+            "q_blocks": f"of {plan.q_block_size}" if plan.q_block_size else plan.q_blocks,
+            "kv_blocks": f"of {plan.kv_block_size}" if plan.kv_block_size else plan.kv_blocks,
+            "head_blocks": plan.head_blocks,
+            "headpar_split": plan.lanes,
+            "lowering": "loop" if plan.q_block_size or plan.kv_block_size else "unroll",
+            "trim": plan.trim,
+            "min_rows": plan.min_rows,
+            "keys": site.key.base.name,
+            "values": site.value.base.name,
+            "query_heads": str(site.heads),
+            "key_heads": str(site.key.heads),
+            "sliced_masks": list(finished),
+        }
+
+
+def _fused(site: FusedAttention | Refusal) -> Site:
+    if isinstance(site, Refusal):
+        return site
+    reason = f"node {site.node.name!r} is a fused {site.operator}, left to the runtime's own kernel"
+    return Refusal(id=site.id, kinds=site.kinds, layer=site.layer, reason=reason)
+
+
+def _count(count: int, size: int | None, length: Dim, loops: bool) -> tuple[int, int | None]:
+    """Number of blocks that are written out, or the size of those that a Loop walks over."""
+    if size is None:
+        return (legal_blocks(length, count) if isinstance(length, int) else count), None
+    if loops:
+        return 1, size
+    if isinstance(length, int):
+        return max(1, -(-length // size)), None
+    raise UsageError(
+        f"A block size with lowering=unroll needs a fixed length, and the model has {length}: fix it with bind-dims, or "
+        "give a number of blocks."
+    )
+
+
+def _scope(site: AttentionSite) -> str:
+    where = f"layers.{site.layer}.attention" if site.layer is not None else site.id.replace(":", ".")
+    return f"{where}/block_attention"
+
+
+def _what(site: AttentionSite, plan: BlockPlan) -> str:
+    pieces = []
+    for text, count, size in (
+        ("query", plan.q_blocks, plan.q_block_size),
+        ("key", plan.kv_blocks, plan.kv_block_size),
+        ("head", plan.head_blocks, None),
+    ):
+        if size is not None:
+            pieces.append(f"{text} blocks of {size} in a loop")
+        elif count > 1:
+            pieces.append(f"{count} {text} blocks")
+    if plan.lanes > 1:
+        pieces.append(f"{plan.lanes} lanes")
+    if not pieces:
+        pieces.append("one block")
+    if plan.trim:
+        pieces.append("keys trimmed by the mask")
+    if plan.fold and site.key.repeats != 1:
+        pieces.append("keys and values not expanded")
+    return ", ".join(pieces)

@@ -1,0 +1,132 @@
+"""How a site is divided, and what a site allows."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from graphsurgery.analysis.constants import constant_of
+from graphsurgery.patterns.matcher import is_op, readers
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from graphsurgery.patterns.attention import AttentionSite
+    from graphsurgery.patterns.masks import Mask
+    from graphsurgery.spans import Span
+
+__all__ = ["BlockPlan", "Heads", "State", "chain_operands", "keys_blockable", "row_guard"]
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockPlan:
+    """How one site is divided.
+
+    Attributes:
+        q_blocks: number of query blocks.
+        kv_blocks: number of key blocks.
+        head_blocks: number of head blocks.
+        lanes: lanes with running statistics of their own in each key block.
+        q_block_size: rows of a query block where a Loop walks over them; None where they are written out.
+        kv_block_size: columns of a key block where a Loop walks over them.
+        min_rows: below this many rows an If takes the unblocked path; 0 for no If.
+        trim: whether each query block reads only the keys between the first and the last that its mask leaves.
+        fold: whether query heads of a group are folded into rows.
+        mask: the mask that tells which keys are needed; None where nothing may be dropped.
+    """
+
+    q_blocks: int = 1
+    kv_blocks: int = 1
+    head_blocks: int = 1
+    lanes: int = 1
+    q_block_size: int | None = None
+    kv_block_size: int | None = None
+    min_rows: int = 0
+    trim: bool = False
+    fold: bool = True
+    mask: Mask | None = None
+
+
+@dataclasses.dataclass
+class State:
+    """A running softmax: maximum ``[B, H, s, 1]``, sum ``[B, H, s, 1]`` and weighted values ``[B, H, s, Dv]``."""
+
+    maximum: ir.Value
+    total: ir.Value
+    weighted: ir.Value | None
+
+    def parts(self) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """What a Loop carries."""
+        assert self.weighted is not None
+        return self.maximum, self.total, self.weighted
+
+
+@dataclasses.dataclass(frozen=True)
+class Heads:
+    """A block of query heads, and the key heads that serve it.
+
+    Attributes:
+        span: the query heads.
+        whole: whether that is all of them.
+        groups: first and last (exclusive) key head, where every query head of the block has one of its own group.
+        repeats: query heads for each of these key heads.
+        gather: key head of each query head, where groups are cut by the block; empty otherwise.
+    """
+
+    span: Span
+    whole: bool
+    groups: tuple[int, int] | None
+    repeats: int
+    gather: tuple[int, ...] = ()
+
+
+def chain_operands(site: AttentionSite) -> list[ir.Value]:
+    """The operands of the chain that come from outside it, each once, in order."""
+    inside = {output for node in (site.scores, *site.chain) for output in node.outputs}
+    found = [item for node in site.chain for item in node.inputs if item is not None and item not in inside]
+    return list(dict.fromkeys(found))
+
+
+def row_guard(site: AttentionSite) -> ir.Node | None:
+    """The Where behind the value product that replaces rows without an attended key."""
+    output = site.product.outputs[0]
+    following = readers(output)
+    if len(following) != 1 or output.is_graph_output() or not is_op(following[0], "Where"):
+        return None
+    guard = following[0]
+    position = next(index for index, item in enumerate(guard.inputs) if item is output)
+    other = guard.inputs[3 - position] if position else None
+    number = constant_of(other) if other is not None else None
+    return guard if number is not None and number.size == 1 else None
+
+
+def keys_blockable(site: AttentionSite) -> str | None:
+    """Why the keys of ``site`` cannot be blocked; None where they can."""
+    allowed = {site.sink.join, site.sink.cut} if site.sink else set()
+    behind_join = False
+    for node in site.chain:
+        if site.sink is not None and node is site.sink.join:
+            behind_join = True
+            continue
+        if node in site.stabiliser:
+            continue
+        if behind_join:
+            return f"node {node.name!r} ({node.op_type}) changes scores and sink together"
+        if is_op(node, "ReduceMax", "Concat"):
+            return f"node {node.name!r} ({node.op_type}) works along the keys"
+    for node in site.tail:
+        if node in allowed or is_op(node, "Cast", "CastLike", "Identity", "IsNaN"):
+            continue
+        if is_op(node, "Dropout") and len(node.inputs) < 3:
+            continue
+        if is_op(node, "Where") and _is_zero(node.inputs[1]):
+            continue
+        return f"node {node.name!r} ({node.op_type}) works on the probabilities"
+    return None
+
+
+def _is_zero(value: ir.Value | None) -> bool:
+    number = constant_of(value) if value is not None else None
+    return number is not None and bool(np.all(number == 0))

@@ -1,0 +1,323 @@
+"""The blocks of one site: heads, rows, loops and branches around them, and the operands of each block."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_ir as ir
+
+from graphsurgery.passes.blocking.block import Block
+from graphsurgery.passes.blocking.column_sums import ColumnSums
+from graphsurgery.passes.blocking.plan import BlockPlan, Heads
+from graphsurgery.slice_pushing import Cuts, cut, runs_along
+from graphsurgery.spans import TO_END, Span, as_value, blocks_of, least
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from graphsurgery.passes.blocking.writer import BlockWriter
+    from graphsurgery.patterns.attention import AttentionSite, KeyValueSource
+
+__all__ = ["SiteWriter"]
+
+_INT64 = ir.DataType.INT64
+_FLOAT = ir.DataType.FLOAT
+
+
+class SiteWriter:
+    """The blocks of one site."""
+
+    def __init__(self, writer: BlockWriter, site: AttentionSite, plan: BlockPlan, guard: ir.Node | None) -> None:
+        self.writer = writer
+        self.rewrite = writer.rewrite
+        self.shapes = writer.shapes
+        self.pusher = writer.pusher(site)
+        self.site = site
+        self.plan = plan
+        self.guard = guard
+        self.dtype = self.shapes.dtype(site.scores.outputs[0])
+        self.columns = Span(0, *(2 * (writer.bound(site.total, (site.key.base, site.key.length_axis)),)))
+        self.few_rows = 0
+        self._sliced: dict[tuple[int, Heads, Span, ir.Graph], ir.Value] = {}
+
+    def write(self) -> ir.Value:
+        """The whole site: with ``min_rows``, both paths in an If on the number of rows."""
+        plan = self.plan
+        if not plan.min_rows or isinstance(self.site.length, int):
+            return self._blocked()
+        few = self.writer.few_rows(self.site, plan.min_rows)
+        self.few_rows = plan.min_rows
+        then = self._branch(self._whole_plan(), "few")
+        self.few_rows = 0
+        bodies = {"then_branch": then, "else_branch": self._branch(plan, "many")}
+        return self._typed_like(self.rewrite.emit_holder("If", [few], bodies, name="by_rows")[0])
+
+    def _whole_plan(self) -> BlockPlan:
+        return BlockPlan(fold=self.plan.fold)
+
+    def _all_rows(self, value: ir.Value) -> Cuts:
+        """All rows, as a cut that makes the pusher replay how ``value`` is made and leaves its sources as they are."""
+        rank = self.shapes.rank(value) or 0
+        bound = self.writer.bound(self.site.length, (self.site.query, 2))
+        size = self.shapes.dim(value, -2)
+        if rank < 2 or size is None or not runs_along(size, self.site.length):
+            return ()
+        return ((rank - 2, Span(0, TO_END, bound)),)
+
+    def _branch(self, plan: BlockPlan, name: str) -> ir.Graph:
+        body = self.rewrite.body(name, ())
+        with self.rewrite.inside(body), self._planned(plan):
+            body.outputs.append(self._blocked())
+        return body
+
+    @contextlib.contextmanager
+    def _planned(self, plan: BlockPlan) -> Iterator[None]:
+        saved, self.plan = self.plan, plan
+        yield
+        self.plan = saved
+
+    def _typed_like(self, value: ir.Value) -> ir.Value:
+        """``value`` declared as what it is: the attended values ``[B, H, s, Dv]``."""
+        output = self.site.product.outputs[0]
+        dtype = self.shapes.dtype(output)
+        if dtype is not None:
+            value.type = ir.TensorType(dtype)
+        return value
+
+    def _blocked(self) -> ir.Value:
+        return self._join([self._write_heads(heads) for heads in self._head_blocks()], 1, "heads")
+
+    def _write_heads(self, heads: Heads) -> ir.Value:
+        if self.plan.q_block_size is not None:
+            return self._loop_rows(heads, self.plan.q_block_size)
+        rows = self.writer.edges(self.site.length, self.plan.q_blocks, (self.site.query, 2))
+        parts = [self._write_block(heads, span, len(rows) == 1) for span in rows]
+        return self._join(parts, 2, "rows")
+
+    def _loop_rows(self, heads: Heads, size: int) -> ir.Value:
+        """A Loop over query blocks of ``size`` rows, the last one shorter, whatever S is at run time."""
+        rewrite, emit, constant = self.rewrite, self.rewrite.emit, self.rewrite.constant
+        length = as_value(rewrite, self.writer.bound(self.site.length, (self.site.query, 2)))
+        trips = self.writer.trips(self.site.length, length, size)
+        dtype = self.dtype or _FLOAT
+        sequence = ir.SequenceType(ir.TensorType(dtype))
+        body = rewrite.body(
+            "query_block",
+            (
+                ("number", ir.TensorType(_INT64), ()),
+                ("go_on", ir.TensorType(ir.DataType.BOOL), ()),
+                ("done", sequence, ()),
+            ),
+        )
+        number, go_on, done = body.inputs
+        done.shape = None
+        with rewrite.inside(body):
+            place = emit(
+                "Reshape", [number, constant([1], "one_element")], name="block_number", dtype=_INT64, shape=[1]
+            )
+            start = emit("Mul", [place, constant([size], "block_size")], name="start", dtype=_INT64, shape=[1])
+            past = emit("Add", [start, constant([size], "block_size")], name="start_of_next", dtype=_INT64, shape=[1])
+            end = least(rewrite, past, length)
+            span = Span(start, end, emit("Sub", [end, start], name="rows", dtype=_INT64, shape=[1]))
+            out = self._write_block(heads, span, whole=False)
+            more = emit("SequenceInsert", [done, out], name="more_done", dtype=None)
+            more.type = sequence
+            body.outputs.append(emit("Identity", [go_on], name="still", dtype=ir.DataType.BOOL, shape=[]))
+            body.outputs.append(more)
+        empty = emit("SequenceEmpty", [], {"dtype": int(dtype)}, name="nothing_done", dtype=None)
+        empty.type = sequence
+        always = constant(np.asarray(True), "always")
+        blocks = rewrite.emit_holder("Loop", [trips, always, empty], {"body": body}, name="query_blocks")[0]
+        blocks.type = sequence
+        return emit("ConcatFromSequence", [blocks], {"axis": 2}, name="rows", dtype=dtype)
+
+    def _join(self, parts: list[ir.Value], axis: int, name: str) -> ir.Value:
+        if len(parts) == 1:
+            return parts[0]
+        return self.rewrite.emit("Concat", parts, {"axis": axis}, name=name, dtype=parts[0].dtype)
+
+    def _write_block(self, heads: Heads, rows: Span, whole: bool) -> ir.Value:
+        columns = self.columns
+        row_cuts = self._mask_row_cuts(rows, whole)
+        if self.plan.trim and self.plan.mask is not None and not whole:
+            columns = self.writer.needed(self.site, self.plan.mask, row_cuts, self.columns)
+        query = self._query(heads, rows, whole)
+        block = Block(self, heads, rows, whole, columns, query)
+        spans = [columns]
+        if self.plan.kv_block_size is not None:
+            out = block.running_loop(columns, self.plan.kv_block_size)
+        elif self.plan.kv_blocks == 1 and self.plan.lanes == 1:
+            out = block.plain()
+        else:
+            spans = self._column_blocks(columns)
+            out = block.running(spans)
+        return self._guarded(out, rows, whole, spans)
+
+    def _column_blocks(self, columns: Span) -> list[Span]:
+        plan, site = self.plan, self.site
+        if columns is self.columns:
+            return self.writer.edges(site.total, plan.kv_blocks, (site.key.base, site.key.length_axis))
+        return blocks_of(self.rewrite, columns, plan.kv_blocks)
+
+    def _mask_row_cuts(self, rows: Span, whole: bool) -> Cuts:
+        mask = self.plan.mask
+        if whole or mask is None:
+            return ()
+        shape = self.shapes.shape(mask.value)
+        assert shape is not None
+        axis = len(shape) - 2
+        return ((axis, rows),) if axis >= 0 and runs_along(shape[axis], self.site.length) else ()
+
+    # ---- heads ----------------------------------------------------------------------------------------------------
+
+    def _head_blocks(self) -> list[Heads]:
+        site, plan = self.site, self.plan
+        repeats = site.key.repeats if isinstance(site.key.repeats, int) else 1
+        if not isinstance(site.heads, int):
+            bound = self.writer.bound(site.heads, (site.query, 1))
+            return [Heads(Span(0, bound, bound), True, None, repeats)]
+        count = site.heads
+        spans = blocks_of(self.rewrite, Span(0, count, count), plan.head_blocks)
+        return [self._heads(span, len(spans) == 1, repeats) for span in spans]
+
+    def _heads(self, span: Span, whole: bool, repeats: int) -> Heads:
+        first, last = span.start, span.end
+        assert isinstance(first, int)
+        assert isinstance(last, int)
+        if first % repeats == 0 and last % repeats == 0:
+            return Heads(span, whole, (first // repeats, last // repeats), repeats)
+        if first // repeats == (last - 1) // repeats:
+            group = first // repeats
+            return Heads(span, whole, (group, group + 1), last - first)
+        return Heads(span, whole, None, 1, tuple(head // repeats for head in range(first, last)))
+
+    # ---- operands -------------------------------------------------------------------------------------------------
+
+    def _query(self, heads: Heads, rows: Span, whole: bool) -> ir.Value:
+        """The query block ``[B, h, s, D]``, with the scale that the exporter put on the keys."""
+        cuts: list[tuple[int, Span]] = []
+        if not heads.whole:
+            cuts.append((1, heads.span))
+        if not whole:
+            cuts.append((2, rows))
+        query = cut(self.rewrite, self.site.query, tuple(cuts), name="query")
+        for node in self.site.key.scales:
+            query = self.scaled(node, query)
+        return query
+
+    def scaled(self, node: ir.Node, value: ir.Value) -> ir.Value:
+        """``value`` multiplied as ``node`` multiplies what runs through it."""
+        through = next(item for item in node.inputs if item is not None and (self.shapes.rank(item) or 0) > 1)
+        inputs = [value if item is through else item for item in node.inputs]
+        return self.rewrite.clone(node, inputs, name="scaled_query")
+
+    def operand(self, source: KeyValueSource, which: int, heads: Heads, columns: Span) -> ir.Value:
+        """A block of keys ``[B, g, D, t]`` (``which`` 0) or values ``[B, g, t, Dv]`` (1); made once."""
+        key = (which, heads, columns, self.rewrite.place)
+        if key not in self._sliced:
+            self._sliced[key] = self._make_operand(source, which, heads, columns)
+        return self._sliced[key]
+
+    def _make_operand(self, source: KeyValueSource, which: int, heads: Heads, columns: Span) -> ir.Value:
+        cuts: list[tuple[int, Span]] = []
+        if columns is not self.columns:
+            cuts.append((source.length_axis, columns))
+        if heads.groups is not None and not heads.whole and source.head_axis is not None:
+            first, last = heads.groups
+            cuts.append((source.head_axis, Span(first, last, last - first)))
+        name = "keys" if which == 0 else "values"
+        block = cut(self.rewrite, source.base, tuple(sorted(cuts, key=lambda pair: pair[0])), name=name)
+        block = self._laid_out(block, source, which)
+        if heads.gather and source.head_axis is not None:
+            indices = self.rewrite.constant(list(heads.gather), "head_indices")
+            block = self.rewrite.emit(
+                "Gather", [block, indices], {"axis": 1}, name=f"{name}_of_heads", dtype=block.dtype
+            )
+        return block
+
+    def _laid_out(self, block: ir.Value, source: KeyValueSource, which: int) -> ir.Value:
+        """Axes in the order batch, heads, and features and positions as the product wants them."""
+        rank = self.shapes.rank(source.base) or 4
+        last = (source.feature_axis, source.length_axis) if which == 0 else (source.length_axis, source.feature_axis)
+        axes = [source.batch_axis, source.head_axis, *last]
+        used = [axis for axis in axes if axis is not None]
+        spare = [axis for axis in range(rank) if axis not in used]
+        order = [axis if axis is not None else spare.pop(0) if spare else None for axis in axes]
+        present = [axis for axis in order if axis is not None]
+        dtype = self.shapes.dtype(source.base)
+        if present != list(range(rank)):
+            block = self.rewrite.emit(
+                "Transpose",
+                [block],
+                {"perm": present},
+                name="keys_transposed" if which == 0 else "values_in_order",
+                dtype=dtype,
+            )
+        for position, axis in enumerate(order):
+            if axis is None:
+                block = self._unsqueeze(block, position, dtype)
+        return block
+
+    def _unsqueeze(self, value: ir.Value, axis: int, dtype: ir.DataType | None) -> ir.Value:
+        if self.rewrite.opset < 13:
+            return self.rewrite.emit("Unsqueeze", [value], {"axes": [axis]}, name="one_head", dtype=dtype)
+        return self.rewrite.emit(
+            "Unsqueeze", [value, self.rewrite.constant([axis], "axes")], name="one_head", dtype=dtype
+        )
+
+    def chain_operand(self, value: ir.Value, heads: Heads, rows: Span, whole: bool, columns: Span) -> ir.Value:
+        """An outside operand of the chain, for one block."""
+        shape = self.shapes.shape(value)
+        if not shape:
+            return value
+        site, rank = self.site, len(shape)
+        cuts: list[tuple[int, Span]] = []
+        column_axis = None
+        for axis, size in enumerate(shape):
+            place = axis - rank
+            if place == -1 and runs_along(size, site.total):
+                column_axis = axis
+            elif place == -2 and not whole and runs_along(size, site.length):
+                cuts.append((axis, rows))
+            elif place == -3 and not heads.whole and size != 1 and size == site.heads:
+                cuts.append((axis, heads.span))
+        if column_axis is None or columns is self.columns:
+            everything = self._all_rows(value)
+            if self.few_rows and everything and self.pusher.is_wide(value):
+                return self.writer.few_rows_mask(site, value, everything, self.few_rows)
+            return self.pusher.get(value, tuple(cuts))
+        mask = self.plan.mask
+        if self.plan.trim and mask is not None and mask.value is value:
+            return self.writer.mask_part(site, value, tuple(cuts), column_axis, columns)
+        return self.pusher.get(value, (*cuts, (column_axis, columns)))
+
+    # ---- rows without a key ---------------------------------------------------------------------------------------
+
+    def _guarded(self, out: ir.Value, rows: Span, whole: bool, columns: list[Span]) -> ir.Value:
+        guard = self.guard
+        if guard is None:
+            return out
+        condition = guard.inputs[0]
+        assert condition is not None
+        shape = self.shapes.shape(condition)
+        cuts: Cuts = ()
+        everything = self._all_rows(condition)
+        if whole and self.few_rows and everything and self.pusher.is_wide(condition):
+            part = self.writer.few_rows_mask(self.site, condition, everything, self.few_rows)
+            return self._guarded_by(guard, part, out)
+        if not whole and shape is not None and len(shape) >= 2 and runs_along(shape[-2], self.site.length):
+            cuts = ((len(shape) - 2, rows),)
+        if len(columns) > 1 and columns[0].start == 0:
+            part = ColumnSums(self.rewrite, self.shapes, self.pusher, self.site.total, cuts, columns).get(condition)
+        else:
+            part = self.pusher.get(condition, cuts)
+        return self._guarded_by(guard, part, out)
+
+    def _guarded_by(self, guard: ir.Node, condition: ir.Value, out: ir.Value) -> ir.Value:
+        inputs = [
+            condition if index == 0 else out if item is self.site.product.outputs[0] else item
+            for index, item in enumerate(guard.inputs)
+        ]
+        return self.rewrite.clone(guard, inputs, name="rows_with_keys")

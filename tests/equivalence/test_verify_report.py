@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import io
+import json
+import math
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from graphsurgery.equivalence.feeds import LeftOut
+from graphsurgery.equivalence.verify_report import FeedReport, OutputReport, VerifyReport
+
+GOOD = OutputReport("logits", "logits", "disabled", 3e-7, 1e-5, "float32", "b1-s5-p0", 0, (0, 1, 2), None)
+BAD = OutputReport(
+    "present", "kept", "disabled", math.inf, 0.0, "float32", "b2-s1-p6", 0, None, "has shape [1], not [2]"
+)
+FEED = FeedReport("b1-s5-p0", 1, 5, 0, "none")
+
+
+def printed(report) -> Any:
+    stream = io.StringIO()
+    report.render(Console(file=stream, width=140))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(("status", "code"), [("equal", 0), ("different", 1), ("unchecked", 5)])
+def test_exit_codes(status, code):
+    assert VerifyReport("a", "b", status, reasons=("x",)).exit_code == code
+
+
+def test_json_is_versioned_and_has_no_infinity():
+    report = VerifyReport("a", "b", "different", reasons=("no",), outputs=(GOOD, BAD), feeds=(FEED,))
+    data = json.loads(report.dumps())
+    assert (data["schema"], data["kind"], data["status"], data["exit_code"]) == (1, "verify", "different", 1)
+    assert data["outputs"][0]["error"] == 3e-7
+    assert data["outputs"][0]["index"] == [0, 1, 2]
+    assert data["outputs"][1]["error"] == "inf"
+    assert data["feeds"] == [{"name": "b1-s5-p0", "batch": 1, "length": 5, "past": 0, "padding": "none"}]
+
+
+def test_the_worst_output_is_the_one_that_fails():
+    assert VerifyReport("a", "b", "different", outputs=(GOOD, BAD)).worst is BAD
+    assert VerifyReport("a", "b", "equal").worst is None
+
+
+def test_the_table_says_what_was_found():
+    report = VerifyReport(
+        "a",
+        "b",
+        "different",
+        reasons=("output kept has shape [1], not [2] (feed b2-s1-p6)",),
+        outputs=(GOOD, BAD),
+        feeds=(FEED,),
+        left_out=(LeftOut("b1-s200-p0", "the reference fails: out of bounds"),),
+        routers=("r",),
+        tie_flips=1,
+        routed_rows=80,
+        excluded_rows=20,
+        notes=("assumed index=mask for logits",),
+        warnings=("input x is gone",),
+        threads=2,
+    )
+    text = printed(report)
+    for words in (
+        "3.0e-07",
+        "[0, 1, 2]",
+        "present / kept",
+        "bitwise",
+        "feeds (seed 0, 2 threads): b1-s5-p0",
+        "left out: b1-s200-p0: the reference fails: out of bounds",
+        "routers: 1, 80 choices compared, 1 flipped at a tie, 20 token rows left out for it",
+        "note: assumed index=mask for logits",
+        "warning: input x is gone",
+        "different: output kept has shape [1], not [2] (feed b2-s1-p6)",
+    ):
+        assert words in text
+    assert "\x1b" not in text
+
+
+def test_one_line_summaries():
+    equal = VerifyReport("a", "b", "equal", outputs=(GOOD,), feeds=(FEED,), seed=3)
+    assert equal.summary() == "equal: 1 outputs on 1 feeds (seed 3)"
+    assert printed(equal).endswith("equal: 1 outputs on 1 feeds (seed 3)\n")
+    assert VerifyReport("a", "b", "unchecked", reasons=("why",)).summary() == "unchecked: why"
+    assert VerifyReport("a", "b", "different", reasons=("x", "y")).summary() == "different: x (and 1 more)"

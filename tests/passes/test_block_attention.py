@@ -1,0 +1,251 @@
+"""block-attention: the same outputs in every mode, and the structure that each mode promises."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import random
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+
+from graphsurgery.analysis.shapes import Shapes
+from graphsurgery.equivalence.verify import verify_models
+from graphsurgery.errors import UsageError
+from graphsurgery.invariants import violations
+from graphsurgery.model_io import load, save
+from graphsurgery.passes.block_attention import BlockAttention
+from graphsurgery.pipeline import Pipeline
+from graphsurgery.registry import make_pass
+from graphsurgery.site_report import PassReport
+from tests.conftest import SAMPLE_SEED
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+CASES = Path(__file__).parents[1] / "cases"
+
+MODES = {
+    "unexpanded": "block-attention",
+    "prefill_q": "block-attention{q_blocks=2,mode=prefill_q}",
+    "prefill_kv": "block-attention{kv_blocks=2,mode=prefill_kv}",
+    "prefill_qkv": "block-attention{q_blocks=2,kv_blocks=2,mode=prefill_qkv}",
+    "heads": "block-attention{head_blocks=3}",
+    "heads_qkv": "block-attention{q_blocks=3,kv_blocks=2,head_blocks=2}",
+    "lanes": "block-attention{q_blocks=2,kv_blocks=3,headpar_split=2}",
+    "not_folded": "block-attention{q_blocks=2,fold_gqa=false,head_blocks=4}",
+    "not_trimmed": "block-attention{q_blocks=4,skip=none}",
+    "loop_q": "block-attention{q_block_size=4}",
+    "loop_kv": "block-attention{kv_block_size=3}",
+    "loop_qkv": "block-attention{q_block_size=5,kv_block_size=4,headpar_split=2,min_rows=2}",
+    "unrolled_in_if": "block-attention{q_blocks=3,min_rows=4}",
+}
+EXPORTS = [
+    *("llama", "llama_fp16", "llama_static", "llama_matmulnbits", "llama_qdq", "qwen3", "gemma2", "gpt2"),
+    *("gpt_oss_batched", "gemma4_moe_batched", "deepseek_v3_batched", "mixtral_batched"),
+    *("optimum_llama", "optimum_gpt_oss", "optimum_qwen3_moe"),
+]
+HOSTILE = [
+    "a01_nan_guard_fully_masked_rows",
+    "a03_gqa_past_zero_uneven_blocks",
+    "a05_attention_spellings",
+    "p11_vlm_inputs_embeds_mrope",
+    "s05_unnamed_unsorted_nodes",
+    "s06_names_the_tool_would_invent",
+    "s07_weights_are_also_graph_inputs",
+    "s09_metadata_symbols_ir_version",
+    "s11_opset11_old_semantics",
+    "s12_weights_behind_identity_cast_dq",
+]
+
+
+def apply(path: Path, spec: str, output: Path) -> PassReport:
+    model = load(path)
+    before = set(violations(model))
+    report = Pipeline([spec])(model).passes[0]
+    assert set(violations(model)) <= before
+    save(model, output, weights="copy", force=True)
+    return report
+
+
+def check(path: Path, spec: str, output: Path) -> PassReport:
+    report = apply(path, spec, output)
+    if "s11" in path.name and "q_block_size" in spec:
+        assert "imports opset 11; blocks need 13: convert it first" in report.sites[0].reason
+    else:
+        assert report.changed
+    result = verify_models(path, output, opt_level_check=False)
+    assert result.status == "equal", result.reasons
+    return report
+
+
+def _product() -> list[tuple[str, str]]:
+    return list(itertools.product([*EXPORTS, *HOSTILE], MODES))
+
+
+def _sample() -> list[tuple[str, str]]:
+    """Every export and every mode at least once."""
+    generator = random.Random(SAMPLE_SEED)
+    modes = list(MODES)
+    generator.shuffle(modes)
+    return [(name, modes[place % len(modes)]) for place, name in enumerate([*EXPORTS, *HOSTILE])]
+
+
+def _path(name: str) -> Path:
+    case = CASES / f"{name}.onnx"
+    return case if case.exists() else FIXTURES / name / "model.onnx"
+
+
+@pytest.mark.parametrize(("name", "mode"), _sample())
+def test_same_outputs_sampled(name: str, mode: str, tmp_path: Path) -> None:
+    check(_path(name), MODES[mode], tmp_path / "out.onnx")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "mode"), _product())
+def test_same_outputs_in_every_mode(name: str, mode: str, tmp_path: Path) -> None:
+    check(_path(name), MODES[mode], tmp_path / "out.onnx")
+
+
+# ---- structure ----------------------------------------------------------------------------------------------------
+
+
+def blocked(spec: str, name: str = "llama") -> tuple[ir.Model, collections.Counter[str]]:
+    """The model, and how often each kind of block node was made."""
+    model = load(_path(name))
+    Pipeline([spec])(model)
+    kinds: collections.Counter[str] = collections.Counter()
+    for node in model.graph.all_nodes():
+        if node.metadata_props.get("graphsurgery.pass") == "block-attention":
+            kinds[(node.name or "").rsplit("/", 1)[-1].rstrip("0123456789").rstrip("_")] += 1
+    return model, kinds
+
+
+@pytest.mark.parametrize(
+    ("spec", "scores", "keys", "values"),
+    [
+        ("block-attention", 3, 0, 0),
+        ("block-attention{q_blocks=2,skip=none}", 6, 0, 0),
+        ("block-attention{q_blocks=2}", 6, 6, 6),
+        ("block-attention{kv_blocks=2}", 6, 6, 6),
+        ("block-attention{q_blocks=2,kv_blocks=3,skip=none}", 18, 9, 9),
+        ("block-attention{q_blocks=2,kv_blocks=3}", 18, 18, 18),
+        ("block-attention{kv_blocks=2,headpar_split=2}", 12, 12, 12),
+        ("block-attention{head_blocks=2}", 6, 6, 6),
+        ("block-attention{q_block_size=4}", 6, 3, 3),
+    ],
+)
+def test_counts_of_products_and_reads(spec: str, scores: int, keys: int, values: int) -> None:
+    """Three layers: score products, and slices of the key and value caches; both are read for every key block."""
+    _, kinds = blocked(spec)
+    assert kinds["scores"] == scores
+    assert kinds["weighted"] == scores
+    assert (kinds["keys"], kinds["values"]) == (keys, values)
+
+
+def test_masks_are_sliced_once_for_all_layers() -> None:
+    _, one = blocked("block-attention{q_blocks=4}")
+    assert one["mul_part"] == 0
+    parts = {kind: count for kind, count in one.items() if kind.endswith("_part")}
+    assert parts
+    assert set(parts.values()) <= {4, 8}, parts  # one for each query block, whatever the number of layers
+    assert one["mask_columns"] == 4
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss_batched", "optimum_llama"])
+@pytest.mark.parametrize("spec", [MODES["prefill_q"], MODES["prefill_qkv"], MODES["loop_q"], MODES["lanes"]])
+def test_no_tensor_with_rows_and_columns_is_left(name: str, spec: str) -> None:
+    model, _ = blocked(spec, name)
+    shapes = Shapes(model)
+    ids = next(value for value in model.graph.inputs if value.name == "input_ids")
+    length = shapes.dim(ids, 1)
+    totals = {shapes.dim(value, 2) for value in model.graph.outputs if "key" in (value.name or "")}
+    for node in model.graph:
+        for value in node.outputs:
+            shape = shapes.shape(value) or ()
+            assert not (length in shape and totals & set(shape)), (node.op_type, value.name, shape)
+
+
+def test_a_second_run_changes_nothing() -> None:
+    model = load(_path("llama"))
+    assert Pipeline(["block-attention{q_blocks=2}"])(model).passes[0].count("rewritten") == 3
+    again = Pipeline(["block-attention{q_blocks=2}"])(model).passes[0]
+    assert not again.changed
+    assert all(site.status == "refused" for site in again.sites)
+
+
+def test_the_same_run_gives_the_same_file(tmp_path: Path) -> None:
+    for name in ("one.onnx", "two.onnx"):
+        apply(_path("gemma2"), MODES["heads_qkv"], tmp_path / name)
+    assert (tmp_path / "one.onnx").read_bytes() == (tmp_path / "two.onnx").read_bytes()
+
+
+# ---- reports and refusals -----------------------------------------------------------------------------------------
+
+
+def test_probabilities_as_output_skip_that_layer_only(tmp_path: Path) -> None:
+    report = check(_path("a04_attention_probs_are_graph_output"), MODES["prefill_kv"], tmp_path / "out.onnx")
+    assert [(site.status, site.reason) for site in report.sites] == [
+        ("refused", "its scores or probabilities are also read by graph output 'attentions.0'"),
+        ("rewritten", "2 key blocks, keys and values not expanded"),
+    ]
+
+
+def test_fused_attention_is_left_alone() -> None:
+    model = load(_path("a10_genai_gqa_contrib_empty_slots"))
+    report = Pipeline([MODES["prefill_q"]])(model).passes[0]
+    assert {site.status for site in report.sites} == {"refused"}
+    assert "is a fused GroupQueryAttention, left to the runtime's own kernel" in report.sites[0].reason
+
+
+def test_sites_are_selected_by_layer() -> None:
+    model = load(_path("gemma2"))
+    report = Pipeline(["block-attention{q_blocks=2,sites=[0-1],exclude=[1]}"])(model).passes[0]
+    assert [site.status for site in report.sites] == ["rewritten", "skipped", "skipped", "skipped"]
+
+
+def test_report_tells_how_a_site_was_divided() -> None:
+    model = load(_path("llama"))
+    site = Pipeline(["block-attention{q_block_size=64,kv_block_size=32}"])(model).passes[0].sites[2]
+    assert site.id == "attention:2"
+    assert site.layer == 2
+    assert site.reason == (
+        "query blocks of 64 in a loop, key blocks of 32 in a loop, keys trimmed by the mask, keys and values not expanded"
+    )
+    assert site.detail["keys"] == "output.cache.layers.2.keys"
+    assert site.detail["min_rows"] == 64
+    assert len(site.boundaries) == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("block-attention{q_blocks=0}", "Option q_blocks=0 of pass block-attention must be 1 or more."),
+        (
+            "block-attention{q_blocks=2,q_block_size=4}",
+            "Give q_blocks or q_block_size of pass block-attention, not both.",
+        ),
+        (
+            "block-attention{mode=prefill_qkv,q_blocks=2}",
+            "mode=prefill_qkv of pass block-attention needs kv_blocks or kv_block_size.",
+        ),
+        (
+            "block-attention{lowering=loop,q_blocks=2}",
+            "lowering=loop of pass block-attention walks over blocks of a fixed size: give q_block_size or kv_block_size "
+            "in place of a number of blocks.",
+        ),
+    ],
+)
+def test_options_that_contradict_each_other(spec: str, message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        make_pass(spec)
+    assert str(error.value) == message
+
+
+def test_a_block_size_cannot_be_unrolled_at_a_symbolic_length() -> None:
+    model = load(_path("llama"))
+    with pytest.raises(UsageError, match="needs a fixed length, and the model has s70: fix it with bind-dims"):
+        Pipeline(["block-attention{q_block_size=4,lowering=unroll}"])(model)
+
+
+def test_aliases() -> None:
+    assert make_pass("block-attention{num_q_blocks=2,num_kv_blocks=3}") == BlockAttention(q_blocks=2, kv_blocks=3)

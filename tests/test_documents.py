@@ -1,0 +1,228 @@
+"""What the documents say is held true: field names, commands, exit codes, the example pass."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphsurgery import errors, registry
+from graphsurgery.cli import main
+from graphsurgery.equivalence.verify import verify_models
+from graphsurgery.inspection import inspect_model
+from graphsurgery.invariants import violations
+from graphsurgery.listing import describe_passes, describe_recipe
+from graphsurgery.pipeline import Pipeline
+from graphsurgery.workflow import ApplyRequest, apply_passes
+from tests.small_models import op_types, parse
+
+ROOT = Path(__file__).parents[1]
+
+
+def _blocks(document: str, language: str) -> list[str]:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.M | re.S)
+
+
+# ---- docs/reports.md --------------------------------------------------------------------------------------------------
+
+
+def _documented() -> dict[str, list[str]]:
+    """Field names by the path of the object that holds them, in the order of the page."""
+    text = (ROOT / "docs" / "reports.md").read_text(encoding="utf-8")
+    found = {}
+    for path, section in re.findall(r"<!-- fields: (\S+) -->\n(.*?)(?=\n#|\n<!--|\Z)", text, flags=re.S):
+        found[path] = re.findall(r"^\| `(\w+)` \|", section, flags=re.M)
+    return found
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory) -> dict[str, Any]:
+    """One real document of each kind."""
+    directory = tmp_path_factory.mktemp("documents")
+    fixtures = ROOT / "fixtures"
+    model = Path(shutil.copy(fixtures / "optimum_llama" / "model.onnx", directory / "model.onnx"))
+    result = apply_passes(ApplyRequest(input=model, specs=("prune-last-token{index=mask}",), verify="outputs"))
+    assert result.output is not None
+    left_out = verify_models(fixtures / "genai_llama" / "model.onnx", fixtures / "genai_llama" / "model.onnx")
+    return {
+        "apply": json.loads(result.report.to_json()),
+        "inspect": json.loads(inspect_model(result.output).to_json()),
+        "verify": json.loads(left_out.dumps()),
+        "passes": json.loads(json.dumps(describe_passes())),
+        "recipe": json.loads(json.dumps(describe_recipe("prefill"))),
+    }
+
+
+def _at(documents: dict[str, Any], path: str) -> dict[str, Any]:
+    """The first object at ``path``, through lists."""
+    kind, *names = path.split(".")
+    found = documents[kind]
+    for name in [None, *names]:
+        found = found[name] if name is not None else found
+        while isinstance(found, list):
+            found = found[0]
+    return found
+
+
+def test_every_object_is_documented():
+    assert set(_documented()) == {
+        "apply",
+        "apply.passes",
+        "apply.passes.sites",
+        "apply.passes.sites.boundaries",
+        "inspect",
+        "inspect.inputs",
+        "inspect.runs",
+        "inspect.contracts",
+        "verify",
+        "verify.outputs",
+        "verify.feeds",
+        "verify.left_out",
+        "passes",
+        "passes.options",
+        "recipe",
+    }
+
+
+@pytest.mark.parametrize("path", list(_documented()))
+def test_the_documented_fields_are_the_real_ones(documents, path):
+    assert list(_at(documents, path)) == _documented()[path]
+
+
+def test_documents_within_documents(documents):
+    assert list(documents["apply"]["verification"]) == _documented()["verify"]
+    assert list(documents["inspect"]["outputs"][0]) == _documented()["inspect.inputs"]
+    without_changed = [name for name in _documented()["apply.passes"] if name != "changed"]
+    assert list(documents["inspect"]["passes"][0]) == without_changed
+    assert {documents[kind]["schema"] for kind in ("apply", "inspect", "verify")} == {1}
+
+
+def test_the_exit_codes_are_all_there():
+    text = (ROOT / "docs" / "reports.md").read_text(encoding="utf-8")
+    listed = {int(code) for code in re.findall(r"^\| (\d+) \| ", text, flags=re.M)}
+    assert listed == {getattr(errors, name).exit_code for name in errors.__all__} | {0, 130}
+
+
+# ---- README.md --------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_block_gets_a_new_user_to_a_result(tmp_path, monkeypatch, capsys):
+    lines = _blocks("README.md", "bash")[0].splitlines()
+    assert lines[0].startswith("python -m venv ")
+    installing = [line for line in lines if line.startswith("pip install ")]
+    assert installing
+    assert all("[verify]" in line for line in installing)
+    command = next(line for line in lines if line.startswith("python -m graphsurgery "))
+    shutil.copytree(ROOT / "fixtures" / "genai_llama", tmp_path / "fixtures" / "genai_llama")
+    monkeypatch.chdir(tmp_path)
+    # The shell's own splitting: quotes in the README must be right.
+    words = subprocess.run(
+        ["bash", "-c", f'printf "%s\\n" {command.removeprefix("python -m graphsurgery ")}'],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    assert left.value.code == 0
+    assert "equal: " in capsys.readouterr().out
+
+
+def test_the_second_block_runs_the_tests():
+    text = _blocks("README.md", "bash")[1]
+    assert "pip install" in text
+    assert "[test]" in text
+    assert re.search(r"\bpytest\b", text)
+
+
+def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
+    (code,) = _blocks("README.md", "python")
+    shutil.copy(ROOT / "fixtures" / "optimum_llama" / "model.onnx", tmp_path / "model.onnx")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "README.md", "exec"), {})
+    assert capsys.readouterr().out == "equal\n"
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/reports.md"])
+def test_links_lead_somewhere(document):
+    path = ROOT / document
+    for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8")):
+        assert (path.parent / target).exists(), target
+
+
+# ---- CONTRIBUTING.md --------------------------------------------------------------------------------------------------
+
+
+def test_the_example_pass_is_a_pass(monkeypatch):
+    (code,) = _blocks("CONTRIBUTING.md", "python")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 42
+    module = types.ModuleType("drop_identity_example")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile(code, "CONTRIBUTING.md", "exec"), vars(module))
+    passes = {**registry._PASSES, "drop-identity": f"{module.__name__}:DropIdentity"}
+    monkeypatch.setattr(registry, "_PASSES", passes)
+    model = parse(
+        """
+        <ir_version: 9, opset_import: ["" : 18]>
+        g (float[B,4] x) => (float[B,4] y, float[B,4] z)
+        { a = Identity(x)  b = Relu(a)  c = Identity(b)  y = Neg(c)  z = Identity(c) }
+        """
+    )
+    report = Pipeline(["drop-identity"], check=True)(model)
+    assert [(site.id, site.status) for site in report.passes[0].sites] == [
+        ("identity:a", "rewritten"),
+        ("identity:c", "rewritten"),
+        ("identity:z", "refused"),
+    ]
+    assert op_types(model) == ["Relu", "Neg", "Identity"]
+    assert violations(model) == []
+    assert not Pipeline(["drop-identity"])(model).changed
+
+
+def test_the_folders_are_there():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for folder in re.findall(r"^\| `([\w/]+)` \| ", text, flags=re.M):
+        assert (ROOT / folder).exists(), folder
+
+
+# ---- continuous integration -------------------------------------------------------------------------------------------
+
+
+def test_the_ci_script_takes_its_commands_from_the_readme():
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    text = script.read_text(encoding="utf-8")
+    assert text.startswith("#!/usr/bin/env bash\n")
+    assert "\nset -euo pipefail\n" in text
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    function = re.search(r"^block\(\) \{\n.*?^\}$", text, flags=re.M | re.S)
+    assert function is not None
+    for number, block in enumerate(_blocks("README.md", "bash")[:2], start=1):
+        done = subprocess.run(
+            ["bash", "-c", f"{function.group()}\nblock {number}"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        assert done.stdout == block
+    for tool in ("ruff check", "ruff format --check", "mypy"):
+        assert f'step "{tool}" {tool}\n' in text
+
+
+def test_the_commit_hooks_fetch_nothing():
+    text = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    assert re.findall(r"repo: (\S+)", text) == ["local"]
+    assert set(re.findall(r"language: (\S+)", text)) == {"system"}
+
+
+def test_the_licence_is_the_one_that_is_named():
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert text.split("\n", 3)[1].strip() == "Apache License"
+    assert "END OF TERMS AND CONDITIONS" in text
+    assert 'license = "Apache-2.0"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")

@@ -9,6 +9,7 @@ from graphsurgery.analysis.shapes import Shapes, shapes_of
 from graphsurgery.errors import UsageError
 from graphsurgery.pass_base import Pass
 from graphsurgery.passes.blocking.plan import BlockPlan, chain_operands, keys_blockable
+from graphsurgery.passes.blocking.unfuse import unfuse, why_not_unfused
 from graphsurgery.passes.blocking.writer import BlockWriter
 from graphsurgery.patterns.attention import AttentionSite, FusedAttention, find_attentions
 from graphsurgery.patterns.masks import Mask, find_mask
@@ -106,7 +107,25 @@ class BlockAttention(Pass):
         """See :meth:`Pass.find`."""
         shapes = shapes_of(model)
         found = find_attentions(model, shapes, GraphIndex(model))
-        return [self._usable(site, model) if isinstance(site, AttentionSite) else _fused(site) for site in found]
+        return [
+            self._usable(site, model) if isinstance(site, AttentionSite) else self._fused(site, shapes)
+            for site in found
+        ]
+
+    def _fused(self, site: FusedAttention | Refusal, shapes: Shapes) -> Site:
+        """The site where it is to be written out and blocked, else a refusal."""
+        if isinstance(site, Refusal):
+            return site
+        reason = why_not_unfused(site, shapes)
+        if reason is None and not self._blocks_wanted():
+            reason = f"node {site.node.name!r} is one operator, and no blocks are asked for"
+        if reason is None:
+            return site
+        return Refusal(id=site.id, kinds=site.kinds, layer=site.layer, reason=reason)
+
+    def _blocks_wanted(self) -> bool:
+        sizes = (self.q_block_size, self.kv_block_size, self.head_block_size)
+        return self.q_blocks * self.kv_blocks * self.head_blocks * self.headpar_split > 1 or any(sizes)
 
     def _usable(self, site: AttentionSite, model: ir.Model) -> Site:
         """The site, or a refusal where an option cannot be honoured for it."""
@@ -144,10 +163,13 @@ class BlockAttention(Pass):
 
     # ---- rewrite --------------------------------------------------------------------------------------------------
 
-    def rewrite(self, model: ir.Model, sites: Sequence[AttentionSite], report: PassReport) -> frozenset[str]:
+    def rewrite(
+        self, model: ir.Model, sites: Sequence[AttentionSite | FusedAttention], report: PassReport
+    ) -> frozenset[str]:
         """See :meth:`Pass.rewrite`."""
+        written_out = self._written_out(model, sites)
         shapes = shapes_of(model)
-        plans = [(site, *self._plan(site, shapes, model)) for site in sites]
+        plans = [(site, *self._plan(site, shapes, model)) for site in written_out]
         rewrite = Rewrite(model, self.name, sites[0].id, scope="block_attention")
         writer = BlockWriter(rewrite, shapes)
         for site, plan, _ in plans:
@@ -164,6 +186,34 @@ class BlockAttention(Pass):
             reason = _what(site, plan) + note + (f"; mask {finished[0]!r} is sliced as a whole" if finished else "")
             report.sites.append(SiteReport(site.id, site.kinds, site.layer, "rewritten", reason, detail, (boundary,)))
         return frozenset(value.name or "" for value in model.graph.outputs)
+
+    def _written_out(self, model: ir.Model, sites: Sequence[AttentionSite | FusedAttention]) -> list[AttentionSite]:
+        """The sites with fused operators written out, found again by their value products."""
+        fused = {site.id: site for site in sites if isinstance(site, FusedAttention)}
+        if not fused:
+            return [site for site in sites if isinstance(site, AttentionSite)]
+        rewrite = Rewrite(model, self.name, next(iter(fused)), scope="attention")
+        products: dict[ir.Node, FusedAttention] = {}
+        view = shapes_of(model)
+        for site in fused.values():
+            rewrite.at_site(site.id, f"{_scope(site).removesuffix('/block_attention')}/written_out")
+            products[unfuse(rewrite, site, view)] = site
+        rewrite.commit()
+        found = {
+            site.product: site
+            for site in find_attentions(model, shapes_of(model), GraphIndex(model))
+            if isinstance(site, AttentionSite)
+        }
+        again = {
+            fused_site.id: dataclasses.replace(
+                found[product], id=fused_site.id, layer=fused_site.layer, kinds=fused_site.kinds
+            )
+            for product, fused_site in products.items()
+        }
+        kept = {site.id: found[site.product] for site in sites if isinstance(site, AttentionSite)}
+        return [
+            again[site.id] if site.id in again else dataclasses.replace(kept[site.id], id=site.id) for site in sites
+        ]
 
     def _plan(self, site: AttentionSite, shapes: Shapes, model: ir.Model) -> tuple[BlockPlan, str]:
         """How the site is divided, and a note on what could not be had."""
@@ -221,13 +271,6 @@ class BlockAttention(Pass):
         }
 
 
-def _fused(site: FusedAttention | Refusal) -> Site:
-    if isinstance(site, Refusal):
-        return site
-    reason = f"node {site.node.name!r} is a fused {site.operator}, left to the runtime's own kernel"
-    return Refusal(id=site.id, kinds=site.kinds, layer=site.layer, reason=reason)
-
-
 def _count(count: int, size: int | None, length: Dim, loops: bool) -> tuple[int, int | None]:
     """Number of blocks that are written out, or the size of those that a Loop walks over."""
     if size is None:
@@ -242,7 +285,7 @@ def _count(count: int, size: int | None, length: Dim, loops: bool) -> tuple[int,
     )
 
 
-def _scope(site: AttentionSite) -> str:
+def _scope(site: AttentionSite | FusedAttention) -> str:
     where = f"layers.{site.layer}.attention" if site.layer is not None else site.id.replace(":", ".")
     return f"{where}/block_attention"
 

@@ -118,11 +118,10 @@ class RenameIO(Pass):
 
     def _parse(self, item: str) -> tuple[str, str, str]:
         """Side (or empty), old name and new name of an explicit rename."""
-        found = re.fullmatch(r"(?:(input|output):)?([^=]+)=([^=]+)", item)
+        found = re.fullmatch(r"(?:(input|output):)?(.+?)(?:=|->)(.+)", item, re.DOTALL)
         if found is None:
-            raise UsageError(
-                f"Option names={item!r} of pass {self.name}: write old=new, input:old=new or output:old=new."
-            )
+            text = "write old=new or old->new, with input: or output: in front where only one side is meant"
+            raise UsageError(f"Option names={item!r} of pass {self.name}: {text}.")
         return found[1] or "", found[2], found[3]
 
     # ---- find -----------------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ import dataclasses
 import fnmatch
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import onnx_ir as ir
+
 from graphsurgery.pass_base import Pass
 from graphsurgery.patterns.matcher import all_graphs
 from graphsurgery.patterns.site import Site
@@ -14,8 +16,6 @@ from graphsurgery.site_report import SiteReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    import onnx_ir as ir
 
     from graphsurgery.site_report import Detail, PassReport
 
@@ -65,6 +65,7 @@ class StripMetadata(Pass):
         scopes["nodes"] = [node for graph in graphs for node in graph]
         scopes["values"] = list(dict.fromkeys(value for graph in graphs for value in _values(graph)))
         scopes["tensors"] = [value.const_value for value in scopes["values"] if value.const_value is not None]
+        scopes["tensors"] += [tensor for node in scopes["nodes"] for tensor in _attribute_tensors(node)]
         found: list[Site] = []
         for scope, items in scopes.items():
             entries = []
@@ -84,7 +85,7 @@ class StripMetadata(Pass):
             return not self.own
         return key.startswith(_OWN) or any(fnmatch.fnmatchcase(key, pattern) for pattern in self.keep)
 
-    def rewrite(self, model: ir.Model, sites: Sequence[Any], report: PassReport) -> frozenset[str]:
+    def rewrite(self, model: ir.Model, sites: Sequence[Any], report: PassReport) -> frozenset[str]:  # noqa: ARG002
         """See :meth:`Pass.rewrite`."""
         for site in sites:
             removed = characters = 0
@@ -94,12 +95,26 @@ class StripMetadata(Pass):
                     removed += 1
             for item in site.documented:
                 characters += len(item.doc_string)
-                item.doc_string = None
+                _drop_documentation(item)
             docs = len(site.documented)
             reason = f"{removed} entries and {docs} documentation strings, {characters} characters, were removed"
             detail: dict[str, Detail] = {"entries": removed, "documented": docs, "characters": characters}
             report.sites.append(SiteReport(site.id, site.kinds, site.layer, "rewritten", reason, detail))
         return frozenset()
+
+
+def _drop_documentation(item: Any) -> None:
+    if isinstance(item, ir.serde.TensorProtoTensor):
+        # It is written as the protobuf that it was read from.
+        item.raw.ClearField("doc_string")
+    else:
+        item.doc_string = None
+
+
+def _attribute_tensors(node: ir.Node) -> Iterator[ir.TensorProtocol]:
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
+            yield attribute.as_tensor()
 
 
 def _values(graph: ir.Graph) -> Iterator[ir.Value]:

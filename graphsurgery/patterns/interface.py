@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
+from graphsurgery.analysis.dims import free_names
 from graphsurgery.analysis.slices import same_size
 from graphsurgery.patterns.matcher import is_op
 from graphsurgery.patterns.rows import locate_rows, may_be
@@ -176,7 +177,7 @@ def _covers(mask: ir.Value, model: ir.Model, shapes: Shapes, tokens: TokenInput)
     assert batch is not None
     assert total is not None
     assert tokens.batch is not None
-    if not may_be(batch, tokens.batch):
+    if not _fits(batch, tokens.batch, mask, model, shapes):
         return False
     if same_size(total, tokens.length):
         return True
@@ -221,6 +222,20 @@ def find_position_ids(model: ir.Model, shapes: Shapes, tokens: TokenInput | None
             continue
         if shape is None or len(shape) not in (2, 3) or (len(shape) == 3 and shape[0] not in (3, 4)):
             continue
-        if may_be(shape[-2], tokens.batch) and may_be(shape[-1], tokens.length):
+        wanted = (tokens.batch, tokens.length)
+        if all(_fits(*pair, value, model, shapes) for pair in zip(shape[-2:], wanted, strict=True)):
             return value
     return None
+
+
+def _fits(size: Dim, wanted: Dim, owner: ir.Value, model: ir.Model, shapes: Shapes) -> bool:
+    """Whether ``size``, of input ``owner``, can be ``wanted``: it is, or nothing says what else it would be.
+
+    Exporters that are told no better give the sizes of each input names of their own.
+    """
+    if may_be(size, wanted):
+        return True
+    if isinstance(size, int) or isinstance(wanted, int) or size.atom is None:
+        return False
+    others = [item for value in fed_inputs(model) if value is not owner for item in shapes.shape(value) or ()]
+    return not any(free_names(size) & free_names(item) for item in others)

@@ -201,6 +201,12 @@ class _Scout:
         if not cone.contractions:
             reason = next(iter(cone.stops.values()), "it is not computed by a matrix product")
             return f"no head was found above output {output.name!r}: {reason}"
+        multiplied = {node.inputs[index] for node, index in cone.edges if node in cone.contractions}
+        covered = [value for value in cone.values if value in multiplied]
+        if covered:
+            # The tail reads what the products read: the head ends there.
+            self._cuts.update(covered)
+            return self._head(output, certain=certain)
         misplaced = self._misplaced(cone)
         if misplaced is not None:
             return misplaced
@@ -259,7 +265,7 @@ class _Scout:
                 return edge.value not in others and edge.value not in self._cuts
 
             deeper = climb(value, rows, self._shapes, self._model, beside)
-            if isinstance(deeper, Blocked) or len(deeper.nodes) > _MAX_PATH:
+            if isinstance(deeper, Blocked) or not deeper.contractions or len(deeper.nodes) > _MAX_PATH:
                 continue
             if any(edge.value not in others for edge in deeper.frontier) or self._misplaced(deeper):
                 continue

@@ -11,14 +11,14 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-import onnx_ir as ir
-
 from graphsurgery.analysis.dims import Expr, free_names
 from graphsurgery.patterns.interface import FLOATS, fed_inputs, find_token_input
 from graphsurgery.patterns.kv_cache import find_caches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import onnx_ir as ir
 
     from graphsurgery.analysis.dims import Dim
     from graphsurgery.analysis.shapes import Shapes

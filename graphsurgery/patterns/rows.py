@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from graphsurgery.analysis.dims import Unknown, free_names, product
+from graphsurgery.analysis.dims import Unknown, product
 from graphsurgery.analysis.slices import RowAxis, same_size
 from graphsurgery.patterns.matcher import is_op
 
@@ -25,9 +25,14 @@ _MAX_NODES = 64
 
 
 def may_be(size: Dim, other: Dim) -> bool:
-    """Whether two sizes are the same, or nobody knows: one has no name, being declared without or computed."""
+    """Whether two sizes are the same, or nobody knows: one has no name, being declared without or computed.
+
+    A size of 1 is broadcast to whatever the other is: they are not the same.
+    """
     if same_size(size, other):
         return True
+    if 1 in (size, other):
+        return False
     return any(not isinstance(item, int) and isinstance(item.atom, Unknown) for item in (size, other))
 
 
@@ -58,12 +63,18 @@ def locate_rows(shape: tuple[Dim, ...], tokens: TokenInput) -> tuple[RowAxis, in
 
 
 def holds_rows(shape: tuple[Dim, ...], rows: RowAxis, tokens: TokenInput) -> bool:
-    """Whether the axis ``rows`` has one row a token, as far as sizes are known."""
-    size, length = shape[rows.axis], tokens.length
+    """Whether the axis ``rows`` can have one row a token: False where its size is known to be another one.
+
+    A flattened tensor whose batches do not lie behind one another shows in this.
+    """
+    size, length, others = shape[rows.axis], tokens.length, [tokens.batch]
     if rows.flat and tokens.batch is not None:
-        length = product((tokens.batch, tokens.length))
-    unknown = any(name.startswith("?") for item in (size, length) for name in free_names(item))
-    return unknown or same_size(size, length)
+        length, others = product((tokens.batch, tokens.length)), [tokens.batch, tokens.length]
+    if may_be(size, length):
+        return True
+    if isinstance(size, int) or isinstance(length, int):
+        return False
+    return not any(other is not None and same_size(size, other) for other in others)
 
 
 def batch_axis_of(shape: tuple[Dim, ...], rows: RowAxis, tokens: TokenInput) -> int | None:

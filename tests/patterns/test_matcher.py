@@ -18,7 +18,7 @@ from graphsurgery.patterns.matcher import (
     subgraphs,
     through,
 )
-from tests.small_models import CHAIN, NESTED, node_of, parse, value_of
+from tests.small_models import CHAIN, NESTED, graph_of, node_of, parse, value_of
 
 WRAPPED = """
 <ir_version: 9, opset_import: ["" : 18, "com.vendor" : 1]>
@@ -139,7 +139,7 @@ def test_order_within_and_across_subgraphs():
     model.graph.insert_before(node_of(model, "a"), held)
     assert not is_sorted(model.graph)
     model = parse(NESTED)
-    graph = value_of(model, "inner").producer().graph
+    graph = graph_of(model, "inner")
     inner, add = list(graph)
     graph.remove(add)
     graph.insert_before(inner, add)

@@ -18,7 +18,7 @@ SITES = [
 ]
 
 
-def _ids(sites, exclude=()):
+def _ids(sites: list[str], exclude: list[str]) -> list[str]:
     chosen, others = select(SITES, sites, exclude)
     assert [site for site in SITES if site in chosen] == chosen
     assert [site for site in SITES if site in others] == others

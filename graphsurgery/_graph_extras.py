@@ -22,7 +22,17 @@ if TYPE_CHECKING:
     from graphsurgery._proto_audit import Audit
     from graphsurgery._survey import Survey
 
-__all__ = ["capture", "external_extras", "mark_initializer_info", "orphan_names", "rename", "restore"]
+__all__ = [
+    "add_infos",
+    "capture",
+    "external_extras",
+    "extra_entries_of",
+    "infos",
+    "orphan_names",
+    "rename",
+    "restore",
+    "set_extra_entries",
+]
 
 _EXTRAS_KEY = "graphsurgery.extras"
 _FUNCTION_INFO_VERSION = 10  # IR version from which functions hold their own value_info
@@ -131,12 +141,31 @@ def rename(model: ir.Model, names: Mapping[str, str]) -> None:
         )
 
 
+def infos(model: ir.Model) -> frozenset[str]:
+    """Names of the main graph's initializers that had a value_info of their own in the file."""
+    extras = model.graph.meta.get(_EXTRAS_KEY)
+    return extras.initializers if isinstance(extras, _GraphExtras) else frozenset()
+
+
+def add_infos(model: ir.Model, names: Iterable[str]) -> None:
+    """Let the initializers ``names`` of the main graph have a value_info of their own when it is written."""
+    extras = model.graph.meta.get(_EXTRAS_KEY)
+    extras = extras if isinstance(extras, _GraphExtras) else _GraphExtras()
+    initializers = extras.initializers | set(names)
+    if initializers != extras.initializers:
+        model.graph.meta[_EXTRAS_KEY] = dataclasses.replace(extras, initializers=initializers)
+
+
+def set_extra_entries(tensor: ir.ExternalTensor, entries: tuple[tuple[str, str], ...]) -> None:
+    """Keep external data entries such as ``checksum`` beside ``tensor``."""
+    if entries:
+        tensor.meta[_EXTRAS_KEY] = entries
+
+
 def external_extras(tensors: Iterable[ir.ExternalTensor], found: Audit) -> None:
     """Keep entries such as ``checksum`` beside their IR tensors, which come in the order of the audit."""
     for tensor, tensor_proto in zip(tensors, found.external, strict=True):
-        entries = extra_entries(tensor_proto)
-        if entries:
-            tensor.meta[_EXTRAS_KEY] = entries
+        set_extra_entries(tensor, extra_entries(tensor_proto))
 
 
 def extra_entries_of(tensor: ir.ExternalTensor) -> tuple[tuple[str, str], ...]:

@@ -16,7 +16,7 @@ from graphsurgery._copying import Meter, copy_range
 from graphsurgery._output import Namer, Target, check_not_data, check_output, plan_output, relative_path
 from graphsurgery._placement import FileCopy, FileLink, Placement, WeightsMode, place
 from graphsurgery._serialising import Serialised, paused_gc, serialise
-from graphsurgery._source import Source, source_of
+from graphsurgery._source import InterfaceNames, Source, source_of
 from graphsurgery._staging import Staging, write_durably
 from graphsurgery._survey import survey
 from graphsurgery.errors import SaveError, UsageError
@@ -169,7 +169,10 @@ def stage(
     )
     try:
         with _save_errors(target.path):
-            result = _write(staging, target, placement, content, source, force=force, progress=data_progress)
+            names = InterfaceNames.of(model)
+            result = _write(
+                staging, target, placement, content, source, names=names, force=force, progress=data_progress
+            )
         yield Staged(staging, result, replace=force)
     finally:
         staging.discard()
@@ -192,6 +195,7 @@ def _write(
     content: Serialised,
     source: Source | None,
     *,
+    names: InterfaceNames,
     force: bool,
     progress: Callable[[int, int], None] | None,
 ) -> SaveResult:
@@ -200,7 +204,7 @@ def _write(
     to_write = sum(0 if isinstance(job, FileLink) else job.nbytes for job in placement.jobs) + spilled_bytes
     meter = Meter(to_write, progress)
     if target.companions and source is not None:
-        notes += _bring_companions(staging, target, placement, source, force=force)
+        notes += _bring_companions(staging, target, placement, source, names=names, force=force)
     for job in placement.jobs:
         _make_data(staging.new_data(job.location), job, meter)
     locations = [job.location for job in placement.jobs]
@@ -259,12 +263,19 @@ def _make_data(path: Path, job: Job, meter: Meter) -> None:
 
 
 def _bring_companions(
-    staging: Staging, target: Target, placement: Placement, source: Source, *, force: bool
+    staging: Staging,
+    target: Target,
+    placement: Placement,
+    source: Source,
+    *,
+    names: InterfaceNames,
+    force: bool,
 ) -> tuple[str, ...]:
     """Stage the other files of the model directory; notes on what was left out."""
     # Data that is shared stays where it is, and what is copied was taken care of.
     exclude = {source.path, *(file.path for file in source.data_files)}
     companions = find_companions(source.root, exclude, target.directory)
+    notes = list(companions.notes)
     taken = {(PurePosixPath(target.relative).parent / job.location).as_posix() for job in placement.jobs}
     for name, path in companions.files:
         final = target.directory / name
@@ -276,11 +287,12 @@ def _bring_companions(
         staged.parent.mkdir(parents=True, exist_ok=True)
         config = None
         if source.config_path is not None and path == source.config_path:
-            config = rename_decoder(path, relative_path(source.path, source.root), target.relative)
+            former = relative_path(source.path, source.root)
+            config = rename_decoder(path, former, target.relative, names.inputs, names.outputs, notes)
         if config is not None:
             staged.write_text(config, encoding="utf-8", newline="")
         else:
             shutil.copyfile(path, staged)
         with open(staged, "rb") as file:
             os.fsync(file.fileno())
-    return companions.notes
+    return tuple(notes)

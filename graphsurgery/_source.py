@@ -8,13 +8,15 @@ import hashlib
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     import onnx_ir as ir
 
-__all__ = ["DataFile", "DataProblem", "Source", "attach_source", "source_of"]
+__all__ = ["DataFile", "DataProblem", "InterfaceNames", "Source", "attach_source", "source_of"]
 
 _SOURCE_KEY = "graphsurgery.source"
+_NAMES_KEY = "graphsurgery.interface_names"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,3 +118,38 @@ def source_of(model: ir.Model) -> Source | None:
     """Where ``model`` was loaded from; None where it did not come from ``graphsurgery.load``."""
     source = model.meta.get(_SOURCE_KEY) or model.graph.meta.get(_SOURCE_KEY)
     return source if isinstance(source, Source) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class InterfaceNames:
+    """Inputs and outputs of a model: from the name in the file that it was loaded from to the name now.
+
+    What was added since is there under its own name.
+    """
+
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+    @classmethod
+    def of(cls, model: ir.Model) -> InterfaceNames:
+        """The names of ``model``, as far as renames were recorded."""
+        former = model.graph.meta.get(_NAMES_KEY)
+        inputs, outputs = former if isinstance(former, tuple) else ({}, {})
+        return cls(
+            {inputs.get(name, name): name for name in _names(model.graph.inputs)},
+            {outputs.get(name, name): name for name in _names(model.graph.outputs)},
+        )
+
+    @classmethod
+    def record(cls, model: ir.Model, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> None:
+        """Remember that inputs and outputs are about to be renamed, from old name to new; it is not serialised."""
+        known = cls.of(model)
+        # A clone of a model keeps the meta of its graph only.
+        model.graph.meta[_NAMES_KEY] = (
+            {inputs.get(name, name): then for then, name in known.inputs.items()},
+            {outputs.get(name, name): then for then, name in known.outputs.items()},
+        )
+
+
+def _names(values: Iterable[ir.Value]) -> list[str]:
+    return [value.name or "" for value in values]

@@ -13,6 +13,7 @@ from graphsurgery.model_io import load, source_of
 from graphsurgery.pass_base import count_nodes
 from graphsurgery.patterns.interface import find_attention_mask, find_position_ids, find_token_input
 from graphsurgery.patterns.matcher import GraphIndex
+from graphsurgery.patterns.roles import find_size_roles
 from graphsurgery.pipeline import Pipeline, provenance
 from graphsurgery.registry import pass_names
 from graphsurgery.site_report import SCHEMA
@@ -48,6 +49,7 @@ class Inspection:
         opsets: version of each imported domain.
         inputs: in order; those with a default are left out.
         outputs: in order.
+        roles: the sizes of the inputs by role (batch, seq, past, total, context), as ``bind-dims`` takes them.
         operators: how often each operator occurs in the main graph and its subgraphs, most frequent first.
         functions: identifiers of local functions.
         nodes: number of nodes, functions included.
@@ -65,6 +67,7 @@ class Inspection:
     opsets: dict[str, int]
     inputs: tuple[ValueInfo, ...]
     outputs: tuple[ValueInfo, ...]
+    roles: dict[str, tuple[str, ...]]
     operators: dict[str, int]
     functions: tuple[str, ...]
     nodes: int
@@ -112,6 +115,9 @@ class Inspection:
             shape = "?" if item.shape is None else f"[{', '.join(item.shape)}]"
             table.add_row(kind, item.name, item.dtype, shape, item.role)
         console.print(table)
+        if self.roles:
+            roles = ", ".join(f"{role} {' '.join(sizes)}" for role, sizes in self.roles.items())
+            console.print(f"sizes: {roles}", highlight=False, markup=False, soft_wrap=True)
         top = list(self.operators.items())[: None if verbose else 12]
         operators = ", ".join(f"{count} {name}" for name, count in top)
         console.print(f"operators: {operators}", highlight=False, markup=False, soft_wrap=True)
@@ -158,6 +164,7 @@ def inspect_model(path: str | os.PathLike[str], *, file: str | None = None) -> I
         opsets=dict(model.opset_imports),
         inputs=_inputs(model),
         outputs=tuple(_info(value, "") for value in model.graph.outputs),
+        roles=find_size_roles(model, shapes_of(model)).named(),
         operators={f"{domain}::{name}" if domain else name: count for (domain, name), count in ranked},
         functions=tuple(f"{function.domain}::{function.name}" for function in model.functions.values()),
         nodes=count_nodes(model),

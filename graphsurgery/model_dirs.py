@@ -17,7 +17,7 @@ from graphsurgery._wire import peek_output_names
 from graphsurgery.errors import InputRefusedError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 __all__ = ["CONFIG_NAME", "Companions", "find_companions", "find_model", "rename_decoder"]
 
@@ -134,28 +134,75 @@ def _decoder_of(content: dict[str, Any]) -> dict[str, Any]:
     return decoder if isinstance(decoder, dict) else {}
 
 
-def rename_decoder(config: Path, old: str, new: str) -> str | None:
-    """The text of ``config`` with the decoder ``old`` called ``new``; nothing else changes.
+def rename_decoder(
+    config: Path,
+    old: str,
+    new: str,
+    inputs: Mapping[str, str] | None = None,
+    outputs: Mapping[str, str] | None = None,
+    notes: list[str] | None = None,
+) -> str | None:
+    """The text of ``config`` with the decoder ``old`` called ``new``, and its inputs and outputs by their new names.
 
     Args:
         config: a genai_config.json.
         old: the model's path relative to the model directory.
         new: its path in the output directory.
+        inputs: every input of the model, from the name in ``old`` to the name in ``new``.
+        outputs: the same of the outputs.
+        notes: takes a sentence for each entry that cannot follow.
 
     Returns:
-        The new text, indented as before; None where the configuration does not name ``old`` or already says ``new``.
+        The new text, indented as before; None where the configuration does not name ``old`` or says it all already.
     """
     content = _read_config(config)
     decoder = _decoder_of(content)
     filename = decoder.get("filename")
-    if not isinstance(filename, str) or PurePosixPath(filename) != PurePosixPath(old) or old == new:
+    if not isinstance(filename, str) or PurePosixPath(filename) != PurePosixPath(old):
         return None
-    decoder["filename"] = new
+    changed = old != new
+    if changed:
+        decoder["filename"] = new
+    for section, names in (("inputs", inputs), ("outputs", outputs)):
+        entries = decoder.get(section)
+        if isinstance(entries, dict) and names is not None:
+            changed |= _follow(entries, names, f"{config}: model.decoder.{section}", notes if notes is not None else [])
+    if not changed:
+        return None
     text = config.read_bytes().decode("utf-8-sig")
     indent = re.match(r"\s*\{\r?\n([ \t]+)", text)
     body = json.dumps(content, indent=indent.group(1) if indent else None, ensure_ascii=False)
     body = body + "\n" if text.endswith("\n") else body
     return body.replace("\n", "\r\n") if "\r\n" in text else body
+
+
+def _follow(entries: dict[str, Any], names: Mapping[str, str], where: str, notes: list[str]) -> bool:
+    """Give the entries their new names, in place; an entry with ``%d`` stands for one name a layer."""
+    changed = False
+    for key, value in entries.items():
+        if not isinstance(value, str):
+            continue
+        renamed = _new_pattern(value, names) if "%d" in value else names.get(value, value)
+        if renamed is None:
+            notes.append(f"{where}.{key} = {value!r} cannot follow the new names of all layers: edit it")
+        elif renamed != value:
+            entries[key] = renamed
+            changed = True
+    return changed
+
+
+def _new_pattern(pattern: str, names: Mapping[str, str]) -> str | None:
+    """The pattern of the new names of what ``pattern`` stands for; None where they have none in common."""
+    shape = re.compile(re.escape(pattern).replace("%d", r"(\d+)", 1))
+    layers = [(found[1], new) for old, new in names.items() if (found := shape.fullmatch(old))]
+    if not layers:
+        return pattern
+    number, first = layers[0]
+    for found in re.finditer(rf"(?<!\d){number}(?!\d)", first):
+        candidate = f"{first[: found.start()]}%d{first[found.end() :]}"
+        if all(candidate.replace("%d", layer, 1) == new for layer, new in layers):
+            return candidate
+    return None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ import sys
 import time
 import types
 import typing
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import onnx_ir as ir
 from pydantic import TypeAdapter, ValidationError
@@ -73,6 +73,11 @@ class Pass(ir.passes.InPlacePass, abc.ABC):
 
     sites: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+
+    if TYPE_CHECKING:
+
+        def __call__(self, model_or_result: ir.Model | ir.passes.PassResult, /) -> PassResult:
+            """Run the pass; see :meth:`call`."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -133,7 +138,7 @@ class Pass(ir.passes.InPlacePass, abc.ABC):
         return format_spec(self.spec())
 
     @classmethod
-    def from_options(cls, options: Mapping[str, Any]) -> Pass:
+    def from_options(cls, options: Mapping[str, Any]) -> Self:
         """Make the pass from option names and values as text or typed.
 
         Raises:

@@ -86,6 +86,8 @@ class Pipeline:
         """Each pass as text."""
         return [_spec(item) for item in self.passes]
 
+    # Collections in between would walk the whole model each time: a third of the time of 10 k nodes, half of that of 50 k.
+    @paused_gc()
     def __call__(self, model: ir.Model) -> Report:
         """Run all passes on ``model``, in place.
 

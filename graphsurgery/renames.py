@@ -15,24 +15,25 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from graphsurgery import _graph_extras
+from graphsurgery._source import InterfaceNames
 from graphsurgery.analysis.shapes import invalidate
 from graphsurgery.contracts import read_contracts, write_contracts
 from graphsurgery.errors import InputRefusedError
 from graphsurgery.names import Names
 from graphsurgery.patterns.matcher import all_graphs
+from graphsurgery.weight_spec import rename_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["RENAMED_KEY", "Renames", "parse_renames", "read_renames", "rename_interface", "renames_since_load"]
+__all__ = ["RENAMED_KEY", "Renames", "parse_renames", "read_renames", "rename_interface"]
 
 RENAMED_KEY = "graphsurgery.renamed"
 """Metadata of a model whose inputs or outputs have other names than in the export; see the module."""
 
-_SINCE_LOAD_KEY = "graphsurgery.renamed_since_load"
 _JSON_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"')
-# What was computed by whom, not what it is called now.
-_HISTORY = ("pkg.", "graphsurgery.pass", "graphsurgery.site", "graphsurgery.pipeline", RENAMED_KEY)
+# What was computed by whom is history; what this package records is followed entry by entry.
+_HISTORY = ("pkg.", "graphsurgery.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,25 +79,15 @@ def parse_renames(text: str | None) -> Renames:
     except ValueError:
         data = None
     sides = [data.get(side) for side in ("inputs", "outputs")] if isinstance(data, dict) else []
-    if len(sides) != 2 or not all(_is_names(side) for side in sides):
+    named = [side for side in sides if isinstance(side, dict) and all(isinstance(name, str) for name in side.values())]
+    if len(named) != 2:
         raise InputRefusedError(f"The model's metadata {RENAMED_KEY!r} is not what graphsurgery writes: remove it.")
-    return Renames(*sides)
-
-
-def _is_names(side: object) -> bool:
-    return isinstance(side, dict) and all(isinstance(name, str) for name in side.values())
+    return Renames(*named)
 
 
 def read_renames(model: ir.Model) -> Renames:
     """What the inputs and outputs of ``model`` were called in the export."""
     return parse_renames(model.metadata_props.get(RENAMED_KEY))
-
-
-def renames_since_load(model: ir.Model) -> Renames:
-    """What the inputs and outputs of ``model`` were called in the file that it was loaded from."""
-    # A clone of a model keeps the meta of its graph only.
-    found = model.graph.meta.get(_SINCE_LOAD_KEY)
-    return found if isinstance(found, Renames) else Renames()
 
 
 def rename_interface(model: ir.Model, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> None:
@@ -113,10 +104,11 @@ def rename_interface(model: ir.Model, inputs: Mapping[str, str], outputs: Mappin
 
     The caller has made sure that the new names are distinct and not those of other values.
     """
+    InterfaceNames.record(model, inputs, outputs)
     _part(model, inputs, outputs)
     by_value: dict[ir.Value, str] = {}
     for values, names in ((model.graph.inputs, inputs), (model.graph.outputs, outputs)):
-        by_value |= {value: names[value.name] for value in values if value.name in names}
+        by_value |= {value: names[value.name] for value in values if value.name and value.name in names}
     _set_names(model, by_value)
     both = {**inputs, **outputs}
     for function in model.functions.values():
@@ -124,7 +116,6 @@ def rename_interface(model: ir.Model, inputs: Mapping[str, str], outputs: Mappin
     _follow_quantisation(model, both)
     _graph_extras.rename(model, both)
     _follow_metadata(model, inputs, outputs)
-    model.graph.meta[_SINCE_LOAD_KEY] = renames_since_load(model).then(inputs, outputs)
     Names.forget(model)
     invalidate(model)
 
@@ -156,9 +147,11 @@ def _set_names(model: ir.Model, by_value: Mapping[ir.Value, str]) -> None:
 
 
 def _follow_inside(function: ir.Function, names: Mapping[str, str]) -> None:
-    values = dict.fromkeys((*function.inputs, *(value for node in function.graph.all_nodes() for value in node.outputs)))
+    values = dict.fromkeys(
+        (*function.inputs, *(value for node in function.graph.all_nodes() for value in node.outputs))
+    )
     used = {value.name for value in values}
-    moved = {value: names[value.name] for value in values if value.name in names}
+    moved = {value: names[value.name] for value in values if value.name and value.name in names}
     taken = used - set(names)
     for value, name in moved.items():
         if name not in taken:
@@ -201,6 +194,7 @@ def _follow_metadata(model: ir.Model, inputs: Mapping[str, str], outputs: Mappin
     for store in _stores(model):
         _follow_store(store, both)
     write_contracts(model, moved)
+    rename_weights(model, inputs)
     if exact is not None:
         # An input may have had the name of another output.
         named = sorted(outputs.get(name, name) for name in json.loads(exact))

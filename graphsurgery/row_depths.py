@@ -6,9 +6,12 @@ import dataclasses
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from graphsurgery.analysis.cones import Cone, Edge, climb, join, outside_readers
-from graphsurgery.analysis.slices import Blocked, Lift, lift
+from graphsurgery.analysis.deep_cones import deepen
+from graphsurgery.analysis.slices import Blocked, Lift, RowAxis, lift
 from graphsurgery.patterns.lm_head import HiddenOutput, LMHead
+from graphsurgery.patterns.matcher import GraphIndex
 from graphsurgery.row_edit import unplaced
+from graphsurgery.row_selection import place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -39,13 +42,17 @@ class Depth:
 
 
 def depths_of(
-    sites: Sequence[Target], depth: Literal["head", "norm"], model: ir.Model, shapes: Shapes, tokens: TokenInput
+    sites: Sequence[Target],
+    depth: Literal["head", "norm", "layer"],
+    model: ir.Model,
+    shapes: Shapes,
+    tokens: TokenInput,
 ) -> list[Depth]:
     """The cone of each site, at the depth asked for or as deep as it goes.
 
     Args:
         sites: heads that share no rows with anything that is not pruned.
-        depth: in front of the head, or of the final normalisation.
+        depth: in front of the head, of the final normalisation, or through the last layer.
         model: the model.
         shapes: its shapes.
         tokens: where B and S come from.
@@ -70,7 +77,47 @@ def depths_of(
             if reason is not None:
                 depths[number] = _stopped(base, reason)
                 stopped = True
-    return depths
+    return _through_layers(depths, model, shapes, tokens) if depth == "layer" else depths
+
+
+def _through_layers(depths: list[Depth], model: ir.Model, shapes: Shapes, tokens: TokenInput) -> list[Depth]:
+    """The cones, all of them together followed through the last layer; each keeps what it shares with the others."""
+    cones = [depth.cone for depth in depths if depth.cone is not None]
+    whole = join(cones)
+    if not cones or isinstance(whole, Blocked):
+        return depths
+
+    def admit(node: ir.Node, lifted: Lift, rows: RowAxis) -> bool:
+        made = [value for value in node.outputs if value.uses()]
+        reader = place(made[0], rows, shapes, tokens) if made else None
+        if reader is None:
+            return False
+        for index, need in lifted.rows.items():
+            item = node.inputs[index]
+            if item is None or place(item, need, shapes, tokens, reader) is None:
+                return False
+        return True
+
+    deep = deepen(whole, shapes, model, GraphIndex(model).order, admit)
+    if unplaced(deep, shapes, tokens) is not None or len(deep.nodes) == len(whole.nodes):
+        reason = unplaced(deep, shapes, tokens) or next(
+            iter(deep.stops.values()), "nothing above it is read by it alone"
+        )
+        return [dataclasses.replace(item, note=item.note or f"; stopped at the norm: {reason}") for item in depths]
+    first = next(number for number, item in enumerate(depths) if item.cone is not None)
+    note = _where_it_stopped(deep)
+    return [
+        dataclasses.replace(item, cone=deep if number == first else item.cone, note=item.note + note, deeper=True)
+        for number, item in enumerate(depths)
+    ]
+
+
+def _where_it_stopped(cone: Cone) -> str:
+    """How deep the cone goes, for the report."""
+    products = len(cone.contractions)
+    ends = list(dict.fromkeys(edge.value.name or "" for edge in cone.frontier))
+    listed = ", ".join(repr(name) for name in ends[:4]) + (f" and {len(ends) - 4} more" if len(ends) > 4 else "")
+    return f", through {products} matrix products up to {listed}"
 
 
 def _stopped(base: Depth, reason: str) -> Depth:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from graphsurgery.analysis.cones import size_readers
+from graphsurgery.row_pushing import RowPusher
 from graphsurgery.row_selection import dim_name, place
 from graphsurgery.shape_patches import patch_operand, restore_size
 
@@ -47,10 +48,11 @@ def prune_cone(
         What rows were selected from, and the selections.
     """
     selected: dict[ir.Value, ir.Value] = {}
+    pusher = RowPusher(rewrite, selector, view, tokens)
     for edge in cone.frontier:
         at = place_edge(edge, cone, view, tokens)
         assert at is not None
-        selected[edge.value] = selector.select(edge.value, at)
+        selected[edge.value] = pusher.select(edge.value, at)
         rewrite.reroute(edge.node, edge.index, selected[edge.value])
     for node, patch in cone.patches:
         count = selector.row_count(flat=patch.flat)

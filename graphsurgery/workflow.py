@@ -9,6 +9,14 @@ from graphsurgery.errors import CannotCheckError, DifferenceError, NothingChange
 from graphsurgery.model_io import default_output, load, save, source_of, stage
 from graphsurgery.pass_base import unknown_name
 from graphsurgery.pipeline import Pipeline
+from graphsurgery.side_files import (
+    check_side_files,
+    parse_request,
+    skeleton_note,
+    specializations_file,
+    weights_file,
+    write_side_files,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +26,7 @@ if TYPE_CHECKING:
 
     from graphsurgery.equivalence.verify_report import VerifyReport
     from graphsurgery.model_io import Staged, WeightsMode
+    from graphsurgery.side_files import SideFile
     from graphsurgery.site_report import PassReport, Report
 
 __all__ = ["ApplyRequest", "ApplyResult", "Watcher", "apply_passes"]
@@ -49,6 +58,8 @@ class ApplyRequest:
         keep_unverified: keep an output that differs or could not be checked.
         dump_after: a directory in which the model is saved after each pass.
         seed: what the verifier's feeds are drawn from.
+        specializations: write a specialisations file here; it needs
+        specialize: sizes by role or symbol, ``NAME:ROLE=SIZE,...``.
     """
 
     input: Path
@@ -65,6 +76,8 @@ class ApplyRequest:
     keep_unverified: bool = False
     dump_after: Path | None = None
     seed: int = 0
+    specializations: Path | None = None
+    specialize: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,12 +89,14 @@ class ApplyResult:
         output: the file that was written; None after a dry run, or where verification failed.
         verification: the verifier's report, where it ran.
         failure: why the exit code is not 0: a difference, or a check that could not be made.
+        side_files: what was written besides the model and its data.
     """
 
     report: Report
     output: Path | None
     verification: VerifyReport | None = None
     failure: DifferenceError | CannotCheckError | None = None
+    side_files: tuple[Path, ...] = ()
 
 
 def apply_passes(request: ApplyRequest, watcher: Watcher | None = None) -> ApplyResult:
@@ -95,6 +110,7 @@ def apply_passes(request: ApplyRequest, watcher: Watcher | None = None) -> Apply
         SaveError: the output could not be written.
     """
     _check(request)
+    wanted = parse_request(request.specializations, request.specialize)
     pipeline = _pipeline(request)
     model = load(request.input, file=request.file)
     source = source_of(model)
@@ -107,6 +123,9 @@ def apply_passes(request: ApplyRequest, watcher: Watcher | None = None) -> Apply
         refused = [f"{site.id}: {site.reason}" for item in report.passes for site in item.sites if site.reason]
         why = f" ({'; '.join(refused)})" if refused else ""
         raise NothingChangedError(f"No pass changed {request.input}{why}.")
+    beside: list[SideFile] = []
+    if request.specializations is not None:
+        beside.append(specializations_file(model, request.specializations, wanted))
     if request.dry_run:
         return ApplyResult(report, None)
 
@@ -118,15 +137,21 @@ def apply_passes(request: ApplyRequest, watcher: Watcher | None = None) -> Apply
         # As it was typed, so that the report is the same wherever the command runs.
         given = request.input
         reference = given / source.path.relative_to(source.root) if given.is_dir() else given
+        spec = weights_file(model, source, staged.path)
+        beside += [spec] if spec is not None else []
+        check_side_files(beside, staged.path, force=request.force)
         verification, failure = _verify(request, reference, staged, watcher)
         if verification is not None:
             report.verification = verification.to_json()
         if failure is not None and not request.keep_unverified:
             return ApplyResult(report, None, verification, failure)
         saved = staged.commit()
+        write_side_files(beside)
     report.warnings += saved.notes
+    note = skeleton_note(source, saved.path) if spec is not None else None
+    report.warnings += [note] if note is not None else []
     report.output = str(saved.path)
-    return ApplyResult(report, saved.path, verification, failure)
+    return ApplyResult(report, saved.path, verification, failure, tuple(file.path for file in beside))
 
 
 def _check(request: ApplyRequest) -> None:

@@ -225,10 +225,10 @@ class BindDims(Pass):
         try:
             plan = plan_folding(model, shapes, numbers)
         except InputRefusedError as error:
-            raise UsageError(f"{_all_said(said, said)} contradicts the graph: {error}") from error
+            raise UsageError(f"The graph cannot run with {_all_said(said, said)}: {error}") from error
         found = find_contradiction(plan, shapes)
         if found is not None:
-            raise UsageError(f"{_all_said(said, found.names)} contradicts the graph: {found}.")
+            raise UsageError(f"The graph cannot run with {_all_said(said, found.names)}: {found}.")
         return plan
 
     # ---- rewrite --------------------------------------------------------------------------------------------------
@@ -249,8 +249,8 @@ class BindDims(Pass):
             report.sites.append(self._report(site, folded))
         left = [site for site in sites if site.value is None]
         if left and numbers:
-            listed = ", ".join(site.label for site in left)
-            report.warnings.append(f"Still symbolic: {listed}; bind by name with dims=[NAME:NUMBER].")
+            listed = ", ".join(f"{site.label} ({site.role})" if site.role else site.label for site in left)
+            report.warnings.append(f"Still symbolic: {listed}; bind them too, by role or with dims=[NAME:NUMBER].")
         return frozenset()
 
     def _fold(self, model: ir.Model, plan: Folding) -> int:

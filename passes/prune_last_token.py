@@ -60,7 +60,9 @@ class PruneLastToken(Pass):
     Attributes:
         index: see above.
         keep: N, the number of rows that end at i: i-N+1 .. i, clamped at 0.
-        depth: where rows are selected: in front of the head (``head``) or of the final normalisation (``norm``).
+        depth: where rows are selected: in front of the head (``head``), of the final normalisation (``norm``), or as
+            deep as the last layer and what is read by it alone allows (``layer``): its attention then computes the
+            selected queries and its MLP the selected tokens, while its keys and values keep every row.
         input_name: the name of the runtime input.
         input_type: ``int32_b11`` (int32 ``[B, 1, 1]``) or ``int64_b`` (int64 ``[B]``); ``[R]`` and ``[R, 1, 1]`` for R
             rows of a packed stream.
@@ -77,7 +79,7 @@ class PruneLastToken(Pass):
 
     index: Literal["auto", "last", "mask", "position", "runtime"] = "auto"
     keep: int = 1
-    depth: Literal["head", "norm"] = "head"
+    depth: Literal["head", "norm", "layer"] = "head"
     input_name: str = "last_token_indices"
     input_type: Literal["int32_b11", "int64_b"] = "int32_b11"
     output: str = "auto"

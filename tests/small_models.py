@@ -47,8 +47,22 @@ def parse(text: str) -> ir.Model:
 
 
 def node_of(model: ir.Model, output: str) -> ir.Node:
-    """The node of the main graph that makes ``output``."""
-    return next(node for node in model.graph if any(value.name == output for value in node.outputs))
+    """The node of the main graph or one of its subgraphs that makes ``output``."""
+    return next(node for node in model.graph.all_nodes() if any(value.name == output for value in node.outputs))
+
+
+def graph_of(model: ir.Model, output: str) -> ir.Graph:
+    """The graph that holds the node that makes ``output``."""
+    graph = node_of(model, output).graph
+    assert isinstance(graph, ir.Graph)
+    return graph
+
+
+def maker(value: ir.Value) -> ir.Node:
+    """The node that makes ``value``."""
+    node = value.producer()
+    assert node is not None
+    return node
 
 
 def value_of(model: ir.Model, name: str) -> ir.Value:

@@ -59,7 +59,7 @@ def test_rows_by_position_take_the_last_among_equals(batch, length, data):
 
 
 def test_the_last_row_and_what_is_fed():
-    feeds = {"input_ids": np.zeros((2, 4), np.int64), "rows": np.array([[[3]], [[1]]], np.int32)}
+    feeds: dict[str, np.ndarray] = {"input_ids": np.zeros((2, 4), np.int64), "rows": np.array([[[3]], [[1]]], np.int32)}
     assert _selection("last", 2).rows(feeds).tolist() == [[2, 3], [2, 3]]
     assert _selection("runtime", 3).rows(feeds).tolist() == [[1, 2, 3], [0, 0, 1]]
     assert _selection("runtime").rows(feeds | {"rows": np.array([0, 2])}).tolist() == [[0], [2]]

@@ -64,12 +64,12 @@ def documents(tmp_path_factory) -> dict[str, Any]:
 
 def _at(documents: dict[str, Any], path: str) -> dict[str, Any]:
     """The first object at ``path``, through lists."""
-    kind, *names = path.split(".")
-    found = documents[kind]
-    for name in [None, *names]:
-        found = found[name] if name is not None else found
+    found: Any = documents
+    for name in path.split("."):
+        found = found[name]
         while isinstance(found, list):
             found = found[0]
+    assert isinstance(found, dict)
     return found
 
 

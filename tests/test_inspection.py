@@ -20,10 +20,16 @@ from graphsurgery.registry import pass_names
 from graphsurgery.site_report import SCHEMA
 
 
-def _text(found, *, verbose=False):
-    console = Console(file=io.StringIO(), width=160, highlight=False, markup=False, emoji=False)
-    found.render(console, verbose=verbose)
-    return console.file.getvalue()
+def _text(found: inspection.Inspection, *, verbose: bool = False) -> str:
+    text = io.StringIO()
+    found.render(Console(file=text, width=160, highlight=False, markup=False, emoji=False), verbose=verbose)
+    return text.getvalue()
+
+
+@pytest.fixture
+def few_passes(monkeypatch):
+    """Where passes do not matter, trying all of them takes time."""
+    monkeypatch.setattr(inspection, "pass_names", lambda: ["tidy"])
 
 
 def test_a_genai_directory(fixtures_dir):
@@ -57,12 +63,12 @@ def test_every_pass_is_tried(fixtures_dir):
     assert {item.name for item in found.passes} | set(found.unusable) == set(pass_names())
 
 
-def test_weights_count_external_bytes_too(fixtures_dir):
+def test_weights_count_external_bytes_too(fixtures_dir, few_passes):
     path = fixtures_dir / "llama_external" / "model.onnx"
     found = inspect_model(path)
     model = load(path)
     tensors = [value.const_value for value in model.graph.initializers.values()]
-    assert found.weights == (len(tensors), sum(tensor.nbytes for tensor in tensors))
+    assert found.weights == (len(tensors), sum(tensor.nbytes for tensor in tensors if tensor is not None))
     assert found.weights[1] > path.with_name("model.onnx.data").stat().st_size * 0.9
 
 
@@ -78,7 +84,7 @@ def test_nothing_is_written_and_no_external_data_is_read(fixtures_dir, tmp_path,
     assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in directory.iterdir()} == before
 
 
-def test_missing_data_is_a_problem_not_an_error(cases_dir):
+def test_missing_data_is_a_problem_not_an_error(cases_dir, few_passes):
     found = inspect_model(cases_dir / "s03_external_data_missing_or_short.onnx")
     assert found.data_files == {
         "s03_external_data_missing_or_short.short.data": 16,
@@ -91,20 +97,20 @@ def test_missing_data_is_a_problem_not_an_error(cases_dir):
     assert f"warning: {found.problems[0]}" in text
 
 
-def test_unsorted_input(cases_dir):
+def test_unsorted_input(cases_dir, few_passes):
     found = inspect_model(cases_dir / "s05_unnamed_unsorted_nodes.onnx")
     assert [item.role for item in found.inputs[:3]] == ["tokens [B, S]", "padding mask [B, T]", "positions"]
     assert found.nodes == 179
 
 
-def test_inputs_with_a_default_are_left_out(cases_dir):
+def test_inputs_with_a_default_are_left_out(cases_dir, few_passes):
     found = inspect_model(cases_dir / "s07_weights_are_also_graph_inputs.onnx")
     model = load(cases_dir / "s07_weights_are_also_graph_inputs.onnx")
     assert len(model.graph.inputs) > len(found.inputs)
     assert not {item.name for item in found.inputs} & set(model.graph.initializers)
 
 
-def test_functions_are_listed_and_counted(cases_dir):
+def test_functions_are_listed_and_counted(cases_dir, few_passes):
     found = inspect_model(cases_dir / "f04_model_already_has_functions.onnx")
     assert sorted(found.functions) == ["local::DecoderLayer", "local::Double", "local::RMSNorm"]
     assert found.operators["local::DecoderLayer"] == 2
@@ -124,7 +130,7 @@ def test_history_and_promises_of_a_result(fixtures_dir, tmp_path):
     assert f"made by graphsurgery {found.runs[0]['version']}: prune-last-token{{index=last}}" in _text(found)
 
 
-def test_the_json_form(fixtures_dir):
+def test_the_json_form(fixtures_dir, few_passes):
     found = inspect_model(fixtures_dir / "llama" / "model.onnx")
     data = json.loads(found.to_json())
     assert data["schema"] == SCHEMA
@@ -140,8 +146,9 @@ def test_the_table(fixtures_dir):
     assert lines[0] == found.path
     assert lines[1].startswith(f"IR version {found.ir_version}, opsets ai.onnx 20; {found.nodes} nodes, 0 functions; ")
     assert any(line.startswith("in   input_ids") and line.endswith("tokens [B, S]") for line in lines)
-    assert any(line.startswith("prune-last-token  lm_head:logits") and "rewritten" in line for line in lines)
-    assert any(line.startswith("tidy              -") and "skipped" in line for line in lines)
+    words = [line.split()[:3] for line in lines]
+    assert ["prune-last-token", "lm_head:logits", "rewritten"] in words
+    assert ["tidy", "-", "skipped"] in words
     few = next(line for line in lines if line.startswith("operators: "))
     every = next(line for line in _text(found, verbose=True).splitlines() if line.startswith("operators: "))
     assert few.count(",") == 11
@@ -162,7 +169,7 @@ def test_what_is_no_model_is_refused(cases_dir, name):
         inspect_model(cases_dir / f"s04_lfs_pointer_and_truncated{name}.onnx")
 
 
-def test_paths_of_any_kind_do(fixtures_dir):
+def test_paths_of_any_kind_do(fixtures_dir, few_passes):
     path = fixtures_dir / "llama"
     expected = inspect_model(path).path
     assert inspect_model(str(path)).path == expected

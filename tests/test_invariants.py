@@ -7,7 +7,7 @@ import pytest
 
 from graphsurgery.invariants import violations
 from graphsurgery.model_io import load
-from tests.small_models import CHAIN, NESTED, node_of, parse, value_of
+from tests.small_models import CHAIN, NESTED, graph_of, node_of, parse, value_of
 
 FUNCTION = """
 <ir_version: 9, opset_import: ["" : 18, "local" : 1]>
@@ -39,8 +39,8 @@ def _twin_nodes(model: ir.Model) -> None:
 
 
 def _twin_nodes_across_a_subgraph(model: ir.Model) -> None:
-    value_of(model, "a").producer().name = "twin"
-    value_of(model, "inner").producer().name = "twin"
+    node_of(model, "a").name = "twin"
+    node_of(model, "inner").name = "twin"
 
 
 def _twin_values(model: ir.Model) -> None:
@@ -52,7 +52,7 @@ def _hidden_value(model: ir.Model) -> None:
 
 
 def _hidden_by_initializer(model: ir.Model) -> None:
-    inner = value_of(model, "inner").producer().graph
+    inner = graph_of(model, "inner")
     shadow = ir.Value(name="a", const_value=ir.tensor([1.0], name="a"))
     inner.initializers.add(shadow)
 

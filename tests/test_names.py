@@ -7,7 +7,7 @@ from onnx import TensorProto, helper
 
 from graphsurgery.model_io import load
 from graphsurgery.names import Names
-from tests.small_models import CHAIN, NESTED, parse, value_of
+from tests.small_models import CHAIN, NESTED, node_of, parse, value_of
 
 FUNCTIONS = """
 <ir_version: 9, opset_import: ["" : 18, "local" : 1]>
@@ -47,7 +47,7 @@ def test_functions_are_part_of_the_model():
 
 def test_nodes_and_values_do_not_hinder_each_other():
     model = parse(CHAIN)
-    value_of(model, "a").producer().name = "relu"
+    node_of(model, "a").name = "relu"
     names = Names(model)
     assert names.node("relu") == "relu_1"
     assert names.value("relu") == "relu"

@@ -16,6 +16,7 @@ import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,7 @@ print(graphsurgery.__file__)
 """
 
 
-def _project() -> dict:
+def _project() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
@@ -95,7 +96,7 @@ def test_nothing_in_the_repository_imports_passes_by_its_folder():
 def checkout(tmp_path_factory) -> Path:
     """A copy of what a build reads: building leaves files behind."""
     pytest.importorskip("setuptools", minversion="77", reason="building needs setuptools 77 (the extra `test` has it)")
-    copy = tmp_path_factory.mktemp("checkout") / "graphsurgery"
+    copy = Path(tmp_path_factory.mktemp("checkout")) / "graphsurgery"
     copy.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
@@ -166,7 +167,7 @@ def test_a_wheel_from_the_source_archive_is_the_same(checkout, tmp_path):
 @pytest.fixture
 def environment(tmp_path) -> Path:
     """A virtual environment with the dependencies of this one, and without graphsurgery."""
-    home = tmp_path / "environment"
+    home = Path(tmp_path) / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
     site = next(home.rglob("site-packages"))
     for entry in Path(sysconfig.get_path("purelib")).iterdir():

@@ -16,7 +16,7 @@ from graphsurgery.model_io import load, save
 from graphsurgery.patterns.matcher import is_sorted
 from graphsurgery.rewrite import PASS_KEY, SITE_KEY, Rewrite, remove_dead
 from graphsurgery.site_report import Boundary
-from tests.small_models import CHAIN, NESTED, node_of, op_types, parse, value_of
+from tests.small_models import CHAIN, NESTED, graph_of, maker, node_of, op_types, parse, value_of
 
 FLOAT = ir.DataType.FLOAT
 
@@ -69,7 +69,7 @@ def test_another_site_of_the_same_edit():
     edit.at_site("site:1", "layers.1/test")
     second = edit.emit("Neg", [first], name="neg", dtype=FLOAT)
     assert second.name == "layers.1/test/neg"
-    assert [value.producer().metadata_props[SITE_KEY] for value in (first, second)] == ["site:0", "site:1"]
+    assert [maker(value).metadata_props[SITE_KEY] for value in (first, second)] == ["site:0", "site:1"]
 
 
 def test_a_vendor_domain_is_imported_once_and_never_downgraded():
@@ -103,7 +103,7 @@ def test_names_are_unique_over_graph_subgraphs_and_type_information(tmp_path):
         for name in ("ghost", "inner", "inner", "one", "two")
     ]
     assert [value.name for value in made] == ["s/ghost_1", "s/inner_1", "s/inner_2", "s/one", "s/two"]
-    assert [value.producer().name for value in made] == ["s/ghost", "s/inner", "s/inner_1", "s/one_1", "s/two_1"]
+    assert [maker(value).name for value in made] == ["s/ghost", "s/inner", "s/inner_1", "s/one_1", "s/two_1"]
     assert violations(model) == []
     # The ghost keeps its entry, and it does not become the type of what was inserted.
     save(model, tmp_path / "out.onnx")
@@ -189,8 +189,8 @@ def test_a_value_of_a_subgraph_is_followed_inside_it():
     edit = _edit(model)
     edit.after(inner)
     made = edit.emit("Neg", [inner], name="neg", dtype=FLOAT)
-    assert made.producer().graph is inner.producer().graph
-    assert [node.op_type for node in inner.producer().graph] == ["Neg", "Neg", "Add"]
+    assert maker(made).graph is maker(inner).graph
+    assert [node.op_type for node in graph_of(model, "inner")] == ["Neg", "Neg", "Add"]
     assert violations(model) == []
 
 
@@ -247,16 +247,20 @@ def test_constants_are_inline_and_equal_ones_are_one():
     assert len(model.graph.initializers) == 6
 
 
+def _bytes(model: ir.Model) -> dict[str, bytes]:
+    return {name: v.const_value.tobytes() for name, v in model.graph.initializers.items() if v.const_value is not None}
+
+
 def test_existing_initializers_are_untouched(cases_dir):
     model = load(cases_dir / "s06_names_the_tool_would_invent.onnx")
-    before = {name: value.const_value.tobytes() for name, value in model.graph.initializers.items()}
+    before = _bytes(model)
     edit = _edit(model, scope="axes")
     edit.constant([7], "axes")
     for name in ("axes", "indices", "one", "starts"):
         Rewrite(model, "test-pass", "s", scope=name)
     made = edit.emit("Neg", [model.graph.inputs[0]], name="x", dtype=None)
     assert made.name == "axes/x"
-    after = {name: value.const_value.tobytes() for name, value in model.graph.initializers.items()}
+    after = _bytes(model)
     assert {name: after[name] for name in before} == before
     assert len(after) == len(before) + 1
 

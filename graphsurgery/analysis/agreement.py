@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from graphsurgery.analysis.dims import product
+from graphsurgery.analysis.dims import free_names, product
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from graphsurgery.analysis.dims import Dim
+    from graphsurgery.analysis.folding import BodyPlan, Folding
     from graphsurgery.analysis.shapes import ShapeView
 
-__all__ = ["Demand", "broken_demand", "demands"]
+__all__ = ["Contradiction", "Demand", "demands", "find_contradiction"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,11 +47,75 @@ class Demand:
         return not (self.broadcast and 1 in (self.left, self.right))
 
 
-def broken_demand(node: ir.Node, view: ShapeView) -> tuple[int, Demand] | None:
-    """The first demand of ``node`` that is certain to fail, and its number among :func:`demands`."""
+@dataclasses.dataclass(frozen=True)
+class Contradiction:
+    """A node that cannot run on the sizes that were given; its text is the end of a sentence.
+
+    Attributes:
+        node: the node.
+        broken: what it asks, under these sizes.
+        symbolic: the same as the file declares it.
+    """
+
+    node: ir.Node
+    broken: Demand
+    symbolic: Demand
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The symbolic sizes that it is about."""
+        return free_names(self.symbolic.left) | free_names(self.symbolic.right)
+
+    def __str__(self) -> str:
+        name = self.node.name or self.node.outputs[0].name
+        left = _sized(self.broken.left, self.symbolic.left)
+        right = _sized(self.broken.right, self.symbolic.right)
+        return (
+            f"node {name!r} ({self.node.op_type}) needs equal sizes for {self.broken.what} and gets {left} and {right}"
+        )
+
+
+def _sized(number: Dim, size: Dim) -> str:
+    named = not isinstance(size, int) and not any(name.startswith("?") for name in free_names(size))
+    return f"{size} = {number}" if named else f"{number}"
+
+
+def find_contradiction(folding: Folding, shapes: ShapeView) -> Contradiction | None:
+    """The first node that runs in every call and is certain to fail under the sizes of ``folding``.
+
+    Args:
+        folding: the plan; what it drops cannot fail.
+        shapes: the shapes of the same model as it is: what fails in any case is not counted.
+    """
+    visited: set[int] = set()
+    pending: list[tuple[BodyPlan, ShapeView, ShapeView | None]] = [(folding.main, folding.view, shapes)]
+    while pending:
+        plan, view, before = pending.pop()
+        for node in reversed(plan.certain):
+            found = _broken(node, view, before)
+            if found is not None:
+                return found
+            variant = plan.calls.get(node)
+            if variant is not None and variant.plan is not None and id(variant) not in visited:
+                visited.add(id(variant))
+                pending.append((variant.plan, view.in_call(node), _inside(before, node)))
+    return None
+
+
+def _inside(view: ShapeView | None, node: ir.Node) -> ShapeView | None:
+    try:
+        return None if view is None else view.in_call(node)
+    except ValueError:
+        # Without sizes the call was not looked into.
+        return None
+
+
+def _broken(node: ir.Node, view: ShapeView, before: ShapeView | None) -> Contradiction | None:
     for number, demand in enumerate(demands(node, view)):
         if demand.broken:
-            return number, demand
+            symbolic = list(demands(node, before)) if before is not None else []
+            ours = symbolic[number] if number < len(symbolic) else demand
+            return None if ours.broken and before is not None else Contradiction(node, demand, ours)
     return None
 
 

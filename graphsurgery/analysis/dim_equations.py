@@ -76,6 +76,10 @@ class DimSolver:
                 else:
                     self.pending.append(equation)
 
+    def said(self, name: str) -> str:
+        """Who determined ``name``."""
+        return self._said[name]
+
     def _settle(self, equation: Equation) -> bool:
         """Check ``equation`` or learn a name from it; False where it leaves more than one name open."""
         difference = substitute(equation.size, self.numbers) - substitute(equation.value, self.numbers)
@@ -103,24 +107,29 @@ class DimSolver:
         why = equation.said
         if not isinstance(equation.value, int):
             why += self._where(equation.value)
-        return f"{what[:1].upper()}{what[1:]} cannot be both {theirs} ({why}) and {ours} ({self._reason(equation.size)})."
+        return (
+            f"{what[:1].upper()}{what[1:]} cannot be both {theirs} ({why}) and {ours} ({self._reason(equation.size)})."
+        )
 
     def _no_size(self, equation: Equation, name: str) -> str:
-        value = evaluate(equation.value, self.numbers)
-        target = f"{equation.value}" if value is None else f"{value}"
-        where = self._where(equation.size) or self._where(equation.value)
-        return f"No size of dim {name!r} makes {equation.size} equal to {target} ({equation.said}){where}."
+        number = evaluate(equation.value, self.numbers)
+        target = f"{equation.value}" if number is None else f"{number}"
+        return (
+            f"No size of dim {name!r} makes {equation.size} equal to {target} ({equation.said})"
+            f"{self._where(equation.size, equation.value)}."
+        )
 
     def _reason(self, size: Dim) -> str:
         if isinstance(size, int):
             return "its fixed size"
         if size.atom is not None:
             return "; ".join(self._said[name] for name in free_names(size))
-        return f"{size}{self._where(size)}"
+        return self._where(size).removeprefix(", ")
 
-    def _where(self, size: Dim) -> str:
-        """The numbers of the names in ``size`` that are known, and who said so."""
-        said = dict.fromkeys(self._said[name] for name in sorted(free_names(size)) if name in self._said)
+    def _where(self, *sizes: Dim) -> str:
+        """The numbers of the names in ``sizes`` that are known, and who said so."""
+        names = sorted({name for size in sizes for name in free_names(size)})
+        said = dict.fromkeys(self._said[name] for name in names if name in self._said)
         return f", with {' and '.join(said)}" if said else ""
 
 

@@ -55,6 +55,7 @@ _SHAPE_OPERANDS: Mapping[str, frozenset[int]] = {
     "If": frozenset({0}),
     "Loop": frozenset({0, 1}),
 }
+_AXES = frozenset({1})
 
 _FunctionId: TypeAlias = tuple[str, str, str]
 
@@ -100,14 +101,22 @@ class Folding:
     """What to do to a model.
 
     Attributes:
-        view: shapes of the main graph under the sizes that were given.
+        numbers: the sizes that were given.
+        view: shapes of the main graph under them.
         main: what to do to the main graph.
         functions: the variants of each function that is still called, in the order of the calls.
     """
 
+    numbers: Mapping[str, int]
     view: ShapeView
     main: BodyPlan
     functions: Mapping[_FunctionId, list[FunctionVariant]]
+
+    @property
+    def reveals(self) -> bool:
+        """Whether more may be known once it is carried out: what a loop that never runs was thought to change."""
+        bodies = [self.main, *(variant.plan for variants in self.functions.values() for variant in variants)]
+        return any(body is not None and body.bypassed for body in bodies)
 
 
 def plan_folding(model: ir.Model, shapes: Shapes, numbers: Mapping[str, int]) -> Folding:
@@ -124,7 +133,7 @@ def plan_folding(model: ir.Model, shapes: Shapes, numbers: Mapping[str, int]) ->
     frame = _bound_frame(model, shapes, numbers)
     planner = _ModelPlanner(model)
     main = planner.plan(model.graph, model.graph.outputs, frame, in_function=False)
-    return Folding(ShapeView(frame), main, planner.variants)
+    return Folding(numbers, ShapeView(frame), main, planner.variants)
 
 
 # ---- shapes under given sizes -------------------------------------------------------------------------------------
@@ -178,7 +187,7 @@ class _ModelPlanner:
         """The plan of one body in one context."""
         body = _BodyPlanner(frame, in_function=in_function)
         body.run(nodes, outputs)
-        for node in body.calls:
+        for node in reversed(body.calls):
             body.plan.calls[node] = self._variant(node, frame.calls.get(node))
         return body.plan
 
@@ -206,7 +215,9 @@ class _ModelPlanner:
 
 
 def _key(plan: BodyPlan) -> object:
-    constants = frozenset((value, array.dtype.str, array.shape, array.tobytes()) for value, array in plan.constants.items())
+    constants = frozenset(
+        (value, array.dtype.str, array.shape, array.tobytes()) for value, array in plan.constants.items()
+    )
     return (
         constants,
         frozenset(plan.taken.items()),
@@ -303,9 +314,9 @@ class _BodyPlanner:
             self.plan.certain.append(node)
         if self._functions and node.op_identifier() in self._functions:
             self.calls.append(node)
-        operands = () if node.domain else _SHAPE_OPERANDS.get(node.op_type, ())
-        if not operands and node.op_type.startswith("Reduce"):
-            operands = (1,)
+        operands = frozenset[int]()
+        if not node.domain:
+            operands = _AXES if node.op_type.startswith("Reduce") else _SHAPE_OPERANDS.get(node.op_type, operands)
         for index, value in enumerate(node.inputs):
             if value is not None:
                 self._need(value, as_shape=index in operands)

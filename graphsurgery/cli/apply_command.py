@@ -35,6 +35,18 @@ from graphsurgery.cli.output import emit, progress, report_console, report_optio
 @click.option(
     "--dump-after", metavar="DIR", type=click.Path(path_type=Path), help="Save the model after each pass here."
 )
+@click.option(
+    "--specializations",
+    metavar="F.json",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the sizes of --specialize as a specialisations file.",
+)
+@click.option(
+    "--specialize",
+    metavar="[NAME:]ROLE=SIZE,...",
+    multiple=True,
+    help="Sizes by role (batch, seq, past, total, ctx) or symbol; without NAME a prefill and a decode.",
+)
 @report_options
 @verbosity_options
 def command(
@@ -67,7 +79,8 @@ def command(
         if result.verification is not None:
             result.verification.render(console)
         if result.output is not None:
-            console.print(f"wrote {result.output}", markup=False, soft_wrap=True)
+            for path in (result.output, *result.side_files):
+                console.print(f"wrote {path}", markup=False, soft_wrap=True)
     if result.failure is not None:
         raise result.failure
     return 0

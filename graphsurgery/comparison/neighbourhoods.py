@@ -1,10 +1,10 @@
-"""What lies around a cell, as a number: operators and edges, without attributes and contents of initializers."""
+"""What lies around a cell, as a number: operators and edges, without attributes and initializers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from graphsurgery.comparison.cells import ABSENT, Made, Stored
+from graphsurgery.comparison.cells import ABSENT, Made
 from graphsurgery.comparison.numbering import Interner
 
 if TYPE_CHECKING:
@@ -66,9 +66,6 @@ class _Near:
             source = view.sources[value] if value != ABSENT else None
             if isinstance(source, Made):
                 reads.append((source.index, self._of(source.cell)))
-            elif isinstance(source, Stored):
-                tensor = source.value.const_value
-                reads.append(None if tensor is None else (tensor.dtype, str(tensor.shape)))
             else:
                 reads.append(type(source).__name__)
         readers = []

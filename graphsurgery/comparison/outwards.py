@@ -15,7 +15,8 @@ Every step is linear in cells and edges.
 from __future__ import annotations
 
 import collections
-from typing import TYPE_CHECKING
+import dataclasses
+from typing import TYPE_CHECKING, Literal
 
 from graphsurgery.comparison.cells import ABSENT, Formal, Made, Stored
 from graphsurgery.comparison.matching import Matching
@@ -30,10 +31,33 @@ if TYPE_CHECKING:
 
 __all__ = ["match_views"]
 
-_RADII = (4, 3, 2, 1, 0)
-_FAR = 2
-"""Edges: cells that agree this far around stand in the same place even where there are several; nearer, only where
-there is one on each side."""
+
+@dataclasses.dataclass(frozen=True)
+class _Round:
+    """By what cells are paired that no pair leads to.
+
+    Attributes:
+        radius: edges within which the operators around must be the same; None for no matter what is around.
+        expression: whether they must be the same expression.
+        where: ``equally`` where as many are left on both sides, ``alone`` where one is, ``any`` for as many as there are.
+    """
+
+    radius: int | None
+    expression: bool
+    where: Literal["alone", "equally", "any"]
+
+
+_ROUNDS = (
+    _Round(2, expression=True, where="equally"),
+    _Round(None, expression=True, where="equally"),
+    _Round(4, expression=False, where="equally"),
+    _Round(3, expression=False, where="equally"),
+    _Round(2, expression=False, where="equally"),
+    _Round(None, expression=True, where="any"),
+    # So near, operators decide almost alone: only where nothing else can be meant.
+    _Round(1, expression=False, where="alone"),
+    _Round(0, expression=False, where="alone"),
+)
 
 
 def match_views(
@@ -95,17 +119,19 @@ class _Outwards:
         for ours, theirs in self._given(one, other):
             self._try_readers(ours, theirs)
         self._spread()
-        self._pair_in_turn(members, self._expression)
-        for radius in _RADII:
+        for kind in _ROUNDS:
             left = self._left(members)
             if not left[0] or not left[1]:
                 return
-            known = neighbourhoods(self._matching, left, radius)
-            if radius >= _FAR:
-                self._pair_in_turn(left, lambda side, cell, known=known: known[side][cell], equally=True)  # type: ignore[misc]
-            else:
-                self._pair_unique(left, lambda side, cell, known=known: known[side][cell])  # type: ignore[misc]
-                self._spread()
+            self._pair_in_turn(left, self._keys_for(kind, left), kind.where)
+
+    def _keys_for(self, kind: _Round, left: tuple[list[int], list[int]]) -> Callable[[int, int], Hashable]:
+        if kind.radius is None:
+            return self._expression
+        around = neighbourhoods(self._matching, left, kind.radius)
+        if not kind.expression:
+            return lambda side, cell: around[side][cell]
+        return lambda side, cell: (around[side][cell], self._expression(side, cell))
 
     def _given(self, one: int, other: int) -> list[tuple[int, int]]:
         """The inputs of a pair of scopes."""
@@ -170,15 +196,16 @@ class _Outwards:
         self,
         members: tuple[list[int], list[int]],
         key_of: Callable[[int, int], Hashable],
-        *,
-        equally: bool = False,
+        where: Literal["alone", "equally", "any"],
     ) -> None:
-        """Pair cells of one key in order, each with all that follows from it; ``equally``: only as many as there are.
+        """Pair cells of one key in order, each with all that follows from it.
 
         Readers come before what they read, since the makers of inputs follow for certain, and readers do not.
         """
         for ours, theirs in reversed(self._groups(members, key_of)):
-            if equally and len(ours) != len(theirs):
+            if where != "any" and len(ours) != len(theirs):
+                continue
+            if where == "alone" and len(ours) > 1:
                 continue
             free = collections.deque(theirs)
             for one in ours:

@@ -47,7 +47,7 @@ class Draw:
 
     def __call__(self) -> dict[str, Array]:
         """Arrays by input name."""
-        return {spec.name: self._array(spec) for spec in self.signature.inputs}
+        return {spec.name: self.array(spec) for spec in self.signature.inputs}
 
     def rng(self, name: str) -> np.random.Generator:
         """The generator of one input: what others are fed does not shift it."""
@@ -67,7 +67,8 @@ class Draw:
                 real[row, : min(row * max(1, total // 3), total - 1)] = False
         return real
 
-    def _shape(self, spec: InputSpec) -> tuple[int, ...]:
+    def shape(self, spec: InputSpec) -> tuple[int, ...]:
+        """The shape of one input."""
         known = dict(spec.size)
         sizes = _resolve(spec.dims, self.sizes, self.signature)
         spare = [self.sizes.batch] + [1 if spec.role is Role.GRID else 2] * len(sizes)
@@ -77,8 +78,9 @@ class Draw:
             spare[0] = self.sizes.letters()["R"]
         return tuple(known.get(axis, spare[axis] if size is None else size) for axis, size in enumerate(sizes))
 
-    def _array(self, spec: InputSpec) -> Array:
-        shape = self._shape(spec)
+    def array(self, spec: InputSpec) -> Array:
+        """The array of one input, of its declared type."""
+        shape = self.shape(spec)
         dtype = onnx.helper.tensor_dtype_to_np_dtype(spec.elem_type)
         built: Array = np.asarray(_BUILDERS.get(spec.role, _unknown)(self, spec, shape))
         array: Array = built.astype(dtype).reshape(shape)

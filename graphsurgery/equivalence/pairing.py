@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphsurgery.contracts import CONTRACTS_KEY, RowSelection
+from graphsurgery.contracts import CONTRACTS_KEY, RowSelection, parse_contracts
 from graphsurgery.equivalence.roles import INTEGERS, Role, Signature, letter_of
 from graphsurgery.renames import RENAMED_KEY, parse_renames
 
@@ -22,7 +22,16 @@ if TYPE_CHECKING:
 
     from graphsurgery.equivalence.feeds import Array
 
-__all__ = ["EXACT_KEY", "Pair", "Pairing", "apply_contracts", "candidates", "pair_outputs", "renamed_inputs", "with_row_inputs"]
+__all__ = [
+    "EXACT_KEY",
+    "Pair",
+    "Pairing",
+    "apply_contracts",
+    "candidates",
+    "pair_outputs",
+    "renamed_inputs",
+    "with_row_inputs",
+]
 
 EXACT_KEY = "graphsurgery.exact_outputs"
 
@@ -57,9 +66,13 @@ def _metadata(proto: onnx.ModelProto) -> dict[str, str]:
     return {entry.key: entry.value for entry in proto.metadata_props}
 
 
-def _contracts(proto: onnx.ModelProto) -> tuple[RowSelection, ...]:
-    text = _metadata(proto).get(CONTRACTS_KEY)
-    return tuple(RowSelection(**entry) for entry in json.loads(text)) if text else ()
+def stated_contracts(proto: onnx.ModelProto) -> tuple[RowSelection, ...]:
+    """The contracts in the metadata of a model.
+
+    Raises:
+        InputRefusedError: they are not what a pass writes.
+    """
+    return parse_contracts(_metadata(proto).get(CONTRACTS_KEY))
 
 
 class _Names:
@@ -106,7 +119,7 @@ def pair_outputs(reference: onnx.ModelProto, rewritten: onnx.ModelProto) -> Pair
     of inputs by the names of the reference.
     """
     known = _Names(reference, rewritten)
-    made, before = _contracts(rewritten), _contracts(reference)
+    made, before = stated_contracts(rewritten), stated_contracts(reference)
     if tuple(map(known.as_reference, made[: len(before)])) == before:
         made = made[len(before) :]
     made = tuple(map(known.contract, made))

@@ -24,6 +24,7 @@ from graphsurgery.equivalence.running import (
 )
 from graphsurgery.equivalence.twins import float32_twin, holds_bfloat16
 from graphsurgery.errors import CannotCheckError
+from graphsurgery.weight_spec import restored_proto
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -74,15 +75,16 @@ def prepare(reference: Path, rewritten: Path, memory: int | None, stack: ExitSta
         InputRefusedError: a file is no model.
         CannotCheckError: data is missing or short, or memory does not suffice.
     """
-    protos = (read_proto(reference), read_proto(rewritten))
     notes: list[str] = []
     warnings: list[str] = []
-    for path, proto in zip((reference, rewritten), protos, strict=True):
-        problem = missing_data(proto, path.parent)
+    first, second = (_read(path, other, notes) for path, other in ((reference, rewritten), (rewritten, reference)))
+    protos = (first[0], second[0])
+    for path, (proto, model) in zip((reference, rewritten), (first, second), strict=True):
+        problem = missing_data(proto, model.folder or path.parent)
         if problem:
             raise CannotCheckError(f"{path} cannot run: {problem}.")
     budget = memory if memory is not None else available_memory() or _ASSUMED_MEMORY
-    need = max(model_bytes(protos[0], reference), model_bytes(protos[1], rewritten))
+    need = max(model_bytes(proto, model.path, model.folder) for proto, model in (first, second))
     if need > budget:
         raise CannotCheckError(
             f"Running these models needs about {need / 1e9:.1f} GB of memory and {budget / 1e9:.1f} GB may be used."
@@ -92,13 +94,26 @@ def prepare(reference: Path, rewritten: Path, memory: int | None, stack: ExitSta
         notes.append("one thread: a scatter that reduces races in ONNX Runtime with more")
     # Kernels re-order constant weights into a copy of their own.
     settings = Settings(threads=1 if racing else 2, prepack=2 * need <= budget)
-    models = (Model(reference), Model(rewritten))
+    models = (first[1], second[1])
     if any(holds_bfloat16(proto) for proto in protos) and not _runs_as_is(models, protos, settings):
         notes.append("bfloat16 models are verified as float32 twins: ONNX Runtime's CPU provider lacks the kernels")
         protos, models = _twins(protos, models, stack)
     traced, routers, more = _trace(protos, models)
     warnings += more
     return Prepared(protos, models, traced, routers, settings, budget // 4, tuple(notes), tuple(warnings))
+
+
+def _read(path: Path, other: Path, notes: list[str]) -> tuple[onnx.ModelProto, Model]:
+    """The content of a model and how it runs: a skeleton with the weights that its inputs stand for."""
+    proto = read_proto(path)
+    whole = restored_proto(proto)
+    if whole is None:
+        return proto, Model(path)
+    fed = len(whole.graph.initializer) - len(proto.graph.initializer)
+    notes.append(f"{path}: {fed} inputs are weights, which are taken from the files that its metadata names")
+    # A skeleton need not have its data beside it; the other model, of which it was made, has.
+    folder = path.parent if missing_data(whole, path.parent) is None else other.parent
+    return whole, Model(path, whole, folder)
 
 
 def _runs_as_is(
@@ -126,7 +141,7 @@ def _twins(
     twins: list[tuple[onnx.ModelProto, Model]] = []
     for proto, model in zip(protos, models, strict=True):
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="graphsurgery-twin-")))
-        twin = float32_twin(proto, model.path.parent, folder)
+        twin = float32_twin(proto, model.folder or model.path.parent, folder)
         external = any(folder.iterdir())
         twins.append((twin, Model(model.path, twin, folder if external else None)))
     return (twins[0][0], twins[1][0]), (twins[0][1], twins[1][1])

@@ -148,10 +148,10 @@ def missing_data(proto: onnx.ModelProto, directory: Path) -> str | None:
     return None
 
 
-def model_bytes(proto: onnx.ModelProto, path: Path) -> int:
-    """Bytes of the model file and of the external data files that it names."""
+def model_bytes(proto: onnx.ModelProto, path: Path, folder: Path | None = None) -> int:
+    """Bytes of the model file and of the external data files that it names, beside it or in ``folder``."""
     files = {place.file for tensor in all_tensors(proto) if (place := external_location(tensor)) is not None}
-    return os.stat(path).st_size + sum(os.stat(path.parent / file).st_size for file in files)
+    return os.stat(path).st_size + sum(os.stat((folder or path.parent) / file).st_size for file in files)
 
 
 def foreign_ops(proto: onnx.ModelProto) -> list[str]:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from graphsurgery import registry
 from graphsurgery.cli import main
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +47,10 @@ def saboteur(monkeypatch):
 @pytest.fixture
 def genai(fixtures_dir, tmp_path) -> Path:
     """A GenAI export in a directory of its own."""
-    return shutil.copytree(fixtures_dir / "genai_llama", tmp_path / "genai")
+    return Path(shutil.copytree(fixtures_dir / "genai_llama", tmp_path / "genai"))
 
 
 @pytest.fixture
 def llama(fixtures_dir, tmp_path) -> Path:
     """A plain export with its weights inside."""
-    return shutil.copy(fixtures_dir / "llama" / "model.onnx", tmp_path / "llama.onnx")
+    return Path(shutil.copy(fixtures_dir / "llama" / "model.onnx", tmp_path / "llama.onnx"))

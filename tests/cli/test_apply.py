@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from graphsurgery.equivalence.verify_report import VerifyReport
 from graphsurgery.model_io import load
 from graphsurgery.pipeline import provenance
 from tests.directories import digests
@@ -246,7 +247,14 @@ def test_quiet_and_verbose(run, llama, tmp_path):
 
 
 @pytest.mark.parametrize("order", ["before", "between", "behind", "with value"])
-def test_verify_takes_no_word_of_its_own(run, llama, order):
+def test_verify_takes_no_word_of_its_own(run, llama, order, monkeypatch):
+    asked = []
+
+    def verify(reference, rewritten, *, depth, seed, progress):
+        asked.append((reference, depth))
+        return VerifyReport(str(reference), str(rewritten), "equal")
+
+    monkeypatch.setattr("graphsurgery.equivalence.verify.verify_models", verify)
     arguments = {
         "before": ["--verify", llama, *LAST],
         "between": [*LAST, "--verify", llama],
@@ -256,6 +264,7 @@ def test_verify_takes_no_word_of_its_own(run, llama, order):
     done = run("apply", *arguments)
     assert done.code == 0
     assert "equal: " in done.out
+    assert asked == [(llama, "outputs")]
 
 
 def test_a_broken_result_is_not_kept(run, llama, saboteur):

@@ -121,7 +121,6 @@ def _with_closed_reader(*arguments: object) -> subprocess.CompletedProcess[str]:
     [
         (["--help"], 0),
         (["passes", "--report", "json"], 0),
-        (["inspect", "LLAMA"], 0),
         (["verify", "LLAMA", "OTHER"], 1),
     ],
 )

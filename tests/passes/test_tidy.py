@@ -11,7 +11,7 @@ from graphsurgery.errors import UsageError
 from graphsurgery.model_io import load, save
 from graphsurgery.passes.tidy import Tidy
 from graphsurgery.pipeline import EXACT_OUTPUTS_KEY, Pipeline, provenance
-from tests.small_models import CHAIN, op_types, parse, value_of
+from tests.small_models import CHAIN, node_of, op_types, parse, value_of
 
 LITTERED = """
 <ir_version: 9, opset_import: ["" : 18]>
@@ -82,14 +82,14 @@ def test_a_clean_model_stays_as_it_is():
 
 def test_places_can_be_chosen():
     model = parse(LITTERED)
-    report = Tidy(exclude="unused:main")(model).report
+    report = Tidy(exclude=("unused:main",))(model).report
     assert [(site.id, site.status) for site in report.sites] == [
         ("unused:main", "skipped"),
         ("unused:then_part", "rewritten"),
     ]
     assert "dead_end" in [value.name for node in model.graph for value in node.outputs]
     with pytest.raises(UsageError, match=r"^Selector 'attention' matches no site"):
-        Tidy(sites="attention")(model)
+        Tidy(sites=("attention",))(model)
 
 
 def test_every_output_is_called_exact():
@@ -103,7 +103,7 @@ def test_every_output_is_called_exact():
 
 def test_outputs_are_bitwise_equal_in_onnx_runtime(tmp_path):
     model = parse(LITTERED)
-    feeds = {"x": np.float32([1, -2, 3, -4]), "unused_input": np.zeros(4, np.float32)}
+    feeds = {"x": np.array([1, -2, 3, -4], np.float32), "unused_input": np.zeros(4, np.float32)}
     ir.save(model, tmp_path / "before.onnx")
     Pipeline([Tidy()])(model)
     save(model, tmp_path / "after.onnx")
@@ -125,7 +125,7 @@ def test_no_tensor_is_read(cases_dir, monkeypatch):
 
     monkeypatch.setattr(ir.ExternalTensor, "numpy", read)
     monkeypatch.setattr(ir.ExternalTensor, "_load", read)
-    value_of(model, "logits").producer().replace_input_with(1, value_of(model, "model.embed_tokens.weight"))
+    node_of(model, "logits").replace_input_with(1, value_of(model, "model.embed_tokens.weight"))
     result = Tidy()(model)
     assert result.modified
     assert "lm_head.weight" not in model.graph.initializers

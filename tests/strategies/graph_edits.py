@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 _UNARY = ("Relu", "Neg", "Abs", "Softmax", "Elu")
 _BINARY = ("Add", "Sub", "Mul", "MatMul")
@@ -44,8 +44,14 @@ def _weight(name: str, seed: int) -> TensorProto:
 
 
 @st.composite
-def models(draw: st.DrawFn, max_nodes: int = 14) -> onnx.ModelProto:
-    """A model with inputs ``x`` and ``z``, an If, calls, several outputs, shared and dead values; every node is named."""
+def models(draw: st.DrawFn, max_nodes: int = 14, *, dead: bool = True) -> onnx.ModelProto:
+    """A model with inputs ``x`` and ``z``, Ifs, calls, several outputs and shared values; every node is named.
+
+    Args:
+        draw: hypothesis'.
+        max_nodes: of the main graph.
+        dead: whether there may be nodes on which no output depends; else every value that is not read is an output.
+    """
     nodes: list[onnx.NodeProto] = []
     weights: list[TensorProto] = []
     values = ["x", "z"]
@@ -83,7 +89,9 @@ def models(draw: st.DrawFn, max_nodes: int = 14) -> onnx.ModelProto:
         nodes.append(node)
         values += outputs
     given = draw(st.lists(st.sampled_from(values[2:-1]), max_size=2, unique=True)) if len(values) > 3 else []
-    return _model(nodes, list(dict.fromkeys((values[-1], *given))), weights)
+    read = {name for node in nodes for name in node.input} | _captured(nodes)
+    unread = [] if dead else [node.output[0] for node in nodes if not read & set(node.output)]
+    return _model(nodes, list(dict.fromkeys((values[-1], *given, *unread))), weights)
 
 
 def _model(nodes: list[onnx.NodeProto], outputs: list[str], weights: list[TensorProto]) -> onnx.ModelProto:
@@ -286,7 +294,11 @@ def _node_inserted(model: onnx.ModelProto, rng: random.Random) -> _Result:
 def _node_removed(model: onnx.ModelProto, rng: random.Random) -> _Result:
     outputs = {value.name for value in model.graph.output}
     read = {name for node in model.graph.node for name in node.input}
-    free = [n for n in model.graph.node if n.op_type in _UNARY and n.output[0] in read - outputs - _captured(model)]
+    free = [
+        n
+        for n in model.graph.node
+        if n.op_type in _UNARY and n.output[0] in read - outputs - _captured(model.graph.node)
+    ]
     node = _pick(free, rng)
     if node is None:
         return None
@@ -296,8 +308,8 @@ def _node_removed(model: onnx.ModelProto, rng: random.Random) -> _Result:
     return "moderate", {}
 
 
-def _captured(model: onnx.ModelProto) -> set[str]:
-    bodies = [item.g for node in model.graph.node for item in node.attribute if item.type == onnx.AttributeProto.GRAPH]
+def _captured(nodes: Iterable[onnx.NodeProto]) -> set[str]:
+    bodies = [item.g for node in nodes for item in node.attribute if item.type == onnx.AttributeProto.GRAPH]
     return {name for body in bodies for node in body.node for name in node.input}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import types
 import typing
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,9 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
         return _TEXTS
     if typing.get_origin(annotation) is tuple:
         return st.lists(_TEXTS, max_size=3).map(tuple)
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        # Nothing is not a value that text or TOML could hold: it is the option left out.
+        return st.one_of([values_of(item) for item in typing.get_args(annotation) if item is not type(None)])
     return st.from_type(annotation)
 
 

@@ -1,0 +1,159 @@
+"""Following chosen rows as deep as the graph allows: through the last layer, and further where nothing needs more.
+
+:func:`deepen` extends a cone node by node, latest first. A node joins when everything that reads its results is in the
+cone, or reads only their sizes: so the query path, the projections and the MLP of the last layer compute the chosen
+rows, while its keys and values, which read the same residual stream, make the climb stop there and keep every row.
+Layers that take their keys and values from an earlier layer are followed too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from typing import TYPE_CHECKING
+
+from graphsurgery.analysis._row_sizes import is_size
+from graphsurgery.analysis.cones import Cone, Edge
+from graphsurgery.analysis.slices import Blocked, Lift, Patch, RowAxis, lift
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import onnx_ir as ir
+
+    from graphsurgery.analysis.shapes import ShapeView
+
+__all__ = ["deepen"]
+
+_HOLDERS = frozenset({"If", "Loop", "Scan"})
+
+
+def deepen(
+    cone: Cone,
+    view: ShapeView,
+    model: ir.Model,
+    order: Mapping[ir.Node, int],
+    admit: Callable[[ir.Node, Lift, RowAxis], bool],
+) -> Cone:
+    """Extend ``cone`` upwards as far as its nodes are read by nothing else.
+
+    Args:
+        cone: where to go on from.
+        view: shapes.
+        model: looked up for function bodies.
+        order: execution order of the nodes of the main graph.
+        admit: asked for each node that could join, with what it needs and where its result carries the rows; where it
+            says no, the climb stops below that node.
+
+    Returns:
+        The larger cone, with a reason in ``stops`` for each value at which it ended.
+    """
+    return _Deepening(cone, view, model, order, admit).run()
+
+
+class _Deepening:
+    def __init__(
+        self,
+        cone: Cone,
+        view: ShapeView,
+        model: ir.Model,
+        order: Mapping[ir.Node, int],
+        admit: Callable[[ir.Node, Lift, RowAxis], bool],
+    ) -> None:
+        self._cone, self._view, self._model, self._order, self._admit = cone, view, model, order, admit
+        self._values = dict(cone.values)
+        self._nodes = dict.fromkeys(cone.nodes)
+        self._edges = set(cone.edges)
+        self._patches: dict[tuple[ir.Node, Patch], None] = dict.fromkeys(cone.patches)
+        self._contractions = dict.fromkeys(cone.contractions)
+        self._stops = dict(cone.stops)
+        self._wanted: dict[ir.Value, dict[tuple[ir.Node, int], Edge]] = {}
+        self._heap: list[tuple[int, int, ir.Node]] = []
+        self._queued: set[ir.Node] = set()
+        for edge in cone.frontier:
+            self._want(edge)
+
+    def run(self) -> Cone:
+        while self._heap:
+            _, _, node = heapq.heappop(self._heap)
+            reason = self._join(node)
+            if reason is not None:
+                for value in node.outputs:
+                    if value in self._wanted:
+                        self._stops.setdefault(value, reason)
+        frontier = [
+            edge
+            for value, edges in self._wanted.items()
+            for edge in edges.values()
+            if self._values.get(value) != edge.rows
+        ]
+        return dataclasses.replace(
+            self._cone,
+            values=self._values,
+            nodes=tuple(self._nodes),
+            edges=frozenset(self._edges),
+            frontier=tuple(frontier),
+            patches=tuple(self._patches),
+            contractions=tuple(self._contractions),
+            stops=self._stops,
+        )
+
+    def _want(self, edge: Edge) -> None:
+        self._edges.add((edge.node, edge.index))
+        if edge.value in self._values:
+            return
+        self._wanted.setdefault(edge.value, {})[edge.node, edge.index] = edge
+        node = edge.value.producer()
+        if node is not None and node in self._order and node not in self._queued and node not in self._nodes:
+            self._queued.add(node)
+            heapq.heappush(self._heap, (-self._order[node], len(self._queued), node))
+
+    def _join(self, node: ir.Node) -> str | None:
+        """Take ``node`` into the cone, or say why it stays outside."""
+        named = f"node {node.name!r}" if node.name else f"a {node.op_type} node"
+        if node.graph is not self._model.graph or (node.op_type in _HOLDERS and not node.domain):
+            return f"{named} holds a graph of its own"
+        lifts: list[tuple[ir.Value, RowAxis, Lift]] = []
+        for value in node.outputs:
+            reader = self._other_reader(value)
+            if reader is not None:
+                return f"every row of {value.name!r} is needed by {reader}"
+            edges = self._wanted.get(value)
+            if edges is None:
+                continue
+            layouts = {edge.rows for edge in edges.values()}
+            if len(layouts) > 1:
+                return f"{value.name!r} is needed in two layouts"
+            rows = next(iter(layouts))
+            lifted = lift(node, value.index() or 0, rows, self._view, self._model)
+            if isinstance(lifted, Blocked):
+                return lifted.reason
+            if not self._admit(node, lifted, rows):
+                return f"rows cannot be selected from what {named} reads"
+            lifts.append((value, rows, lifted))
+        for value, rows, lifted in lifts:
+            self._take(node, value, rows, lifted)
+        return None
+
+    def _take(self, node: ir.Node, value: ir.Value, rows: RowAxis, lifted: Lift) -> None:
+        self._values[value] = rows
+        self._nodes.setdefault(node)
+        self._stops.pop(value, None)
+        for patch in lifted.patches:
+            self._patches.setdefault((node, patch))
+        if lifted.contracts:
+            self._contractions.setdefault(node)
+        for index, need in sorted(lifted.rows.items()):
+            item = node.inputs[index]
+            assert item is not None
+            self._want(Edge(node, index, item, need))
+
+    def _other_reader(self, value: ir.Value) -> str | None:
+        """Who, outside the cone, reads all rows of ``value``."""
+        if value.is_graph_output():
+            return f"graph output {value.name!r}"
+        for use in value.uses():
+            if (use.node, use.idx) in self._edges or is_size(use.node):
+                continue
+            return f"node {use.node.name!r} ({use.node.op_type})" if use.node.name else f"a {use.node.op_type} node"
+        return None

@@ -1,0 +1,147 @@
+"""What a model hands on to its next call: each cache or state, how it is fed, and what of it is defined.
+
+Alphabet: B batch, S query length, P past, T = P + S keys, N slots of a fixed-size cache, W window.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_ir as ir
+
+from graphsurgery.analysis.shapes import shapes_of
+from graphsurgery.equivalence.roles import Role, axis_letters
+from graphsurgery.patterns.kv_cache import find_caches
+
+if TYPE_CHECKING:
+    import onnx
+
+    from graphsurgery.equivalence.feeds import Array
+    from graphsurgery.equivalence.roles import InputSpec, Signature
+    from graphsurgery.patterns.kv_cache import CacheSite
+
+__all__ = ["Cache", "Manner", "columns_of", "find_handover", "placed"]
+
+
+class Manner(enum.Enum):
+    """How a cache is fed."""
+
+    GROW = "as long as what is in it"
+    FILL = "of a fixed length, what is in it last, zeros before it"
+    SLOTS = "N slots, of which the first are in use"
+    RING = "a ring of one window"
+    STATE = "a state, zeros at first"
+    COUNTER = "a number that the model adds to"
+    CONSTANT = "passed on unchanged"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cache:
+    """One cache or state of one layer.
+
+    Attributes:
+        key: what it is, alike in every file of a model, such as ``cache:0.key``.
+        input: the input; None where a model of the prompt alone only returns it.
+        output: the output that takes its place in the next call.
+        manner: how it is fed.
+        axis: the axis that counts positions; None where there is none.
+        batch_axis: the axis of size B; None for scalars.
+        fused: GroupQueryAttention or its like reads and returns it: rows are packed, whatever their length.
+    """
+
+    key: str
+    input: InputSpec | None
+    output: str
+    manner: Manner
+    axis: int | None
+    batch_axis: int | None
+    fused: bool = False
+
+    @property
+    def counts_columns(self) -> bool:
+        """Whether it holds something for each position."""
+        return self.axis is not None and self.manner in (Manner.GROW, Manner.FILL, Manner.SLOTS)
+
+
+def find_handover(proto: onnx.ModelProto, signature: Signature) -> tuple[Cache, ...]:
+    """Every cache and state of a model, in the order of its outputs; weights are not looked at."""
+    model = ir.from_proto(proto)
+    return tuple(_cache(site, signature) for site in find_caches(model, shapes_of(model)))
+
+
+def _cache(site: CacheSite, signature: Signature) -> Cache:
+    output = site.output.name or ""
+    spec = signature.input(site.input.name or "") if site.input is not None else None
+    fused = site.form == "fused" and signature.fused_attention
+    if spec is None:
+        return Cache(site.id, None, output, Manner.GROW, site.axis, 0, fused)
+    manner = _manner(site, spec, signature)
+    axis = site.axis if manner in (Manner.GROW, Manner.FILL, Manner.SLOTS, Manner.RING) else None
+    batch_axis = None
+    if spec.dims:
+        named = [a for a, dim in enumerate(spec.dims) if isinstance(dim, str) and signature.letters.get(dim) == "B"]
+        lettered = [a for a, letter in enumerate(axis_letters(spec)) if letter == "B"]
+        batch_axis = (named + lettered + [0])[0]
+    return Cache(site.id, spec, output, manner, axis, batch_axis, fused)
+
+
+def _manner(site: CacheSite, spec: InputSpec, signature: Signature) -> Manner:
+    if site.form == "counter":
+        return Manner.COUNTER
+    if site.form == "passthrough":
+        return Manner.CONSTANT
+    if site.form == "state" or site.axis is None:
+        return Manner.STATE
+    fixed = isinstance(spec.dims[site.axis], int)
+    if site.form == "fused" and spec.role is Role.STATE:
+        return Manner.RING
+    if site.form == "fused" and signature.fused_attention:
+        # Its kernel is told how much of the cache is in use.
+        return Manner.GROW if site.grows and not fixed else Manner.SLOTS
+    if site.form == "scatter":
+        return Manner.SLOTS
+    # What cuts its own output to a fixed length is brought up to date by the model.
+    if site.form == "concat" and not site.grows and fixed:
+        return Manner.STATE
+    padded = bool(signature.having(Role.MASK, Role.MASK_ND))
+    return Manner.FILL if fixed and spec.dims[site.axis] and padded else Manner.GROW
+
+
+def columns_of(cache: Cache, array: Array, stop: int) -> Array:
+    """The part of a returned cache that stands for the first ``stop`` columns (the last of them, where it is cut)."""
+    if not cache.counts_columns or cache.axis is None:
+        return array
+    size = array.shape[cache.axis]
+    if size <= stop:
+        return array
+    part = slice(size - stop, size) if cache.manner is Manner.FILL else slice(0, stop)
+    index = [slice(None)] * array.ndim
+    index[cache.axis] = part
+    return array[tuple(index)]
+
+
+def placed(cache: Cache, columns: Array, size: int | None) -> Array:
+    """What is fed for a cache, from the columns that it holds.
+
+    Args:
+        cache: of the model that is fed.
+        columns: what :func:`columns_of` gave.
+        size: its length on ``axis``; None for as long as it is.
+    """
+    if not cache.counts_columns or cache.axis is None or size is None:
+        return columns
+    have = columns.shape[cache.axis]
+    index = [slice(None)] * columns.ndim
+    if have > size:
+        # The oldest go where the newest are last.
+        index[cache.axis] = slice(have - size, have) if cache.manner is Manner.FILL else slice(0, size)
+        return columns[tuple(index)]
+    shape = list(columns.shape)
+    shape[cache.axis] = size
+    array = np.zeros(shape, dtype=columns.dtype)
+    index[cache.axis] = slice(size - have, size) if cache.manner is Manner.FILL else slice(0, have)
+    array[tuple(index)] = columns
+    return array

@@ -1,0 +1,136 @@
+"""Selecting rows of a mask by selecting from what it is made of.
+
+A finished mask ``[B, 1, S, T]`` is shared by all layers. Selecting rows from it would keep all of it alive for the one
+layer that needs a row; replaying its last steps on selected rows of its sources does not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from graphsurgery.analysis.slices import Blocked, Lift, lift
+from graphsurgery.row_selection import Placement, place
+
+if TYPE_CHECKING:
+    from graphsurgery.analysis.shapes import ShapeView
+    from graphsurgery.patterns.interface import TokenInput
+    from graphsurgery.rewrite import Rewrite
+    from graphsurgery.row_selection import RowSelector
+
+__all__ = ["RowPusher"]
+
+_STEPS = frozenset(
+    {
+        *("Add", "Sub", "Mul", "Div", "Where", "Cast", "Identity", "Not", "And", "Or", "Xor", "Neg"),
+        *("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "Min", "Max", "Expand", "Slice"),
+        *("ReduceSum", "ReduceMax", "ReduceMin"),
+    }
+)
+_INT64 = ir.DataType.INT64
+_MAX_DEPTH = 32
+
+
+class RowPusher:
+    """Selects rows, of values that are made of something smaller by selecting there.
+
+    Args:
+        rewrite: where nodes are inserted.
+        selector: selects rows of one value.
+        view: shapes before the edit.
+        tokens: where B and S come from.
+    """
+
+    def __init__(self, rewrite: Rewrite, selector: RowSelector, view: ShapeView, tokens: TokenInput) -> None:
+        self._rewrite = rewrite
+        self._selector = selector
+        self._view = view
+        self._tokens = tokens
+        self._made: dict[tuple[ir.Value, Placement], ir.Value] = {}
+
+    def select(self, value: ir.Value, at: Placement) -> ir.Value:
+        """The wanted rows of ``value``."""
+        key = (value, at)
+        if key not in self._made:
+            pushed = self._pushed(value, at, 0) if self._is_wide(value, at) else None
+            self._made[key] = pushed if pushed is not None else self._selector.select(value, at)
+        return self._made[key]
+
+    def _is_wide(self, value: ir.Value, at: Placement) -> bool:
+        """Whether ``value`` has columns as long as the sequence beside its rows, or is made from something that has."""
+        shape = self._view.shape(value)
+        if shape is None or at.rows.flat:
+            return False
+        length = self._tokens.length
+        for axis, size in enumerate(shape):
+            if axis in (at.rows.axis, at.batch_axis):
+                continue
+            if not isinstance(size, int) and size != self._tokens.batch:
+                return True
+            if isinstance(size, int) and isinstance(length, int) and size >= length > 1:
+                return True
+        node = value.producer()
+        return node is not None and not node.domain and node.op_type in ("ReduceSum", "ReduceMax", "ReduceMin")
+
+    def _pushed(self, value: ir.Value, at: Placement, depth: int) -> ir.Value | None:
+        """A copy of what makes ``value``, on selected rows; None where its last step cannot be replayed."""
+        node = value.producer()
+        if node is None or node.domain or node.op_type not in _STEPS or depth > _MAX_DEPTH:
+            return None
+        if len(node.outputs) != 1 or node.graph is not self._rewrite.model.graph:
+            return None
+        lifted = lift(node, 0, at.rows, self._view, self._rewrite.model)
+        if isinstance(lifted, Blocked) or lifted.contracts:
+            return None
+        sources = self._sources(node, lifted, value, at)
+        if sources is None:
+            return None
+        inputs: list[ir.Value | None] = list(node.inputs)
+        for index, (item, there) in sources.items():
+            inner = self._pushed(item, there, depth + 1) if self._is_wide(item, there) else None
+            inputs[index] = inner if inner is not None else self._selector.select(item, there)
+        self._rewrite.after(value)
+        for patch in lifted.patches:
+            operand = node.inputs[patch.input]
+            assert operand is not None
+            entry = 1 if node.op_type == "Expand" and lifted.rows else None
+            inputs[patch.input] = self._operand(operand, patch.position, entry)
+        return self._rewrite.clone(node, inputs, name=f"{(value.name or 'mask').rsplit('/', 1)[-1]}_rows")
+
+    def _sources(
+        self, node: ir.Node, lifted: Lift, value: ir.Value, at: Placement
+    ) -> dict[int, tuple[ir.Value, Placement]] | None:
+        """The operands that carry rows, and where; None where their axes are not those of the result."""
+        rank = self._view.rank(value)
+        found: dict[int, tuple[ir.Value, Placement]] = {}
+        for index, rows in lifted.rows.items():
+            item = node.inputs[index]
+            assert item is not None
+            there = place(item, rows, self._view, self._tokens, at)
+            if there is None or rows.flat:
+                return None
+            # Rows that differ between batch rows give the operand a batch axis, which must be there already.
+            if self._tokens.batch not in (None, 1) and self._view.rank(item) != rank:
+                return None
+            found[index] = (item, there)
+        return found if found or lifted.patches else None
+
+    def _operand(self, operand: ir.Value, position: int, entry: int | None) -> ir.Value:
+        """A shape operand with the number of wanted rows (or ``entry``) at ``position``."""
+        rewrite = self._rewrite
+        count = rewrite.constant([entry], "rows") if entry is not None else self._selector.row_count_value(flat=False)
+        contents = self._view.shape_value(operand)
+        known = contents.ints() if contents is not None else None
+        if known is not None and entry is not None:
+            return rewrite.constant([entry if place == position else size for place, size in enumerate(known)], "shape")
+        length = len(contents.items) if contents is not None else None
+        pieces = [] if position == 0 else [self._piece(operand, 0, position)]
+        pieces.append(count)
+        if length is None or position + 1 < length:
+            pieces.append(self._piece(operand, position + 1, 2**63 - 1))
+        return rewrite.emit("Concat", pieces, {"axis": 0}, name="shape", dtype=_INT64)
+
+    def _piece(self, operand: ir.Value, start: int, end: int) -> ir.Value:
+        bounds = [self._rewrite.constant([item], "bound") for item in (start, end, 0)]
+        return self._rewrite.emit("Slice", [operand, *bounds], name="shape_part", dtype=_INT64)

@@ -168,8 +168,8 @@ def _follow_quantisation(model: ir.Model, names: Mapping[str, str]) -> None:
 
 def _values(model: ir.Model) -> Iterable[ir.Value]:
     for graph in all_graphs(model):
-        yield from graph.inputs
-        yield from graph.initializers.values()
+        # A weight may be an input too.
+        yield from dict.fromkeys((*graph.inputs, *graph.initializers.values()))
         for node in graph:
             yield from node.outputs
 
@@ -214,8 +214,6 @@ def _stores(model: ir.Model) -> Iterable[dict[str, str]]:
             yield node.metadata_props
     for value in _values(model):
         yield value.metadata_props
-    for function in model.functions.values():
-        yield function.metadata_props
 
 
 def _follow_store(store: dict[str, str], names: Mapping[str, str]) -> None:

@@ -328,7 +328,7 @@ def remove_dead(values: Iterable[ir.Value]) -> int:
         Number of nodes removed.
     """
     pending = list(values)
-    removed = 0
+    doomed: dict[ir.Node, None] = {}
     while pending:
         value = pending.pop()
         if value.uses() or value.is_graph_output():
@@ -339,13 +339,23 @@ def remove_dead(values: Iterable[ir.Value]) -> int:
             if graph is not None and value.is_initializer() and not value.is_graph_input():
                 graph.initializers.pop(value.name or "", None)
             continue
-        if node.graph is None or any(output.uses() or output.is_graph_output() for output in node.outputs):
+        if node in doomed or node.graph is None:
+            continue
+        if any(output.uses() or output.is_graph_output() for output in node.outputs):
             continue
         pending += [item for item in node.inputs if item is not None]
         pending += _captured(node)
-        node.graph.remove(node, safe=True)
-        removed += 1
-    return removed
+        for index in range(len(node.inputs)):
+            node.replace_input_with(index, None)
+        doomed[node] = None
+    # All at once: each call of remove() collects the outputs of the graph, of which there are two a layer.
+    by_graph: dict[ir.Graph, list[ir.Node]] = {}
+    for node in doomed:
+        assert node.graph is not None
+        by_graph.setdefault(node.graph, []).append(node)
+    for graph, nodes in by_graph.items():
+        graph.remove(nodes)
+    return len(doomed)
 
 
 def _captured(node: ir.Node) -> list[ir.Value]:

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from graphsurgery.analysis.slices import Blocked, Lift, lift
+from graphsurgery.patterns.rows import may_be
 from graphsurgery.row_selection import Placement, place
 
 if TYPE_CHECKING:
     from graphsurgery.analysis.shapes import ShapeView
+    from graphsurgery.analysis.slices import RowAxis
     from graphsurgery.patterns.interface import TokenInput
     from graphsurgery.rewrite import Rewrite
     from graphsurgery.row_selection import RowSelector
@@ -48,33 +50,65 @@ class RowPusher:
         self._view = view
         self._tokens = tokens
         self._made: dict[tuple[ir.Value, Placement], ir.Value] = {}
+        self._wide: dict[ir.Value, bool] = {}
 
     def select(self, value: ir.Value, at: Placement) -> ir.Value:
         """The wanted rows of ``value``."""
         key = (value, at)
         if key not in self._made:
-            pushed = self._pushed(value, at, 0) if self._is_wide(value, at) else None
+            pushed = self._pushed(value, at, at, 0) if self._is_wide(value, at.rows) else None
             self._made[key] = pushed if pushed is not None else self._selector.select(value, at)
         return self._made[key]
 
-    def _is_wide(self, value: ir.Value, at: Placement) -> bool:
+    def _is_wide(self, value: ir.Value, rows: RowAxis) -> bool:
         """Whether ``value`` has columns as long as the sequence beside its rows, or is made from something that has."""
-        shape = self._view.shape(value)
-        if shape is None or at.rows.flat:
-            return False
-        length = self._tokens.length
-        for axis, size in enumerate(shape):
-            if axis in (at.rows.axis, at.batch_axis):
-                continue
-            if not isinstance(size, int) and size != self._tokens.batch:
-                return True
-            if isinstance(size, int) and isinstance(length, int) and size >= length > 1:
-                return True
-        node = value.producer()
-        return node is not None and not node.domain and node.op_type in ("ReduceSum", "ReduceMax", "ReduceMin")
+        if value not in self._wide:
+            # Without recursion: the residual stream leads through every layer.
+            seen = {value: rows}
+            waiting = [value]
+            found = False
+            while waiting and not found:
+                item = waiting.pop()
+                if item in self._wide:
+                    found = self._wide[item]
+                    continue
+                found = self._has_columns(item, seen[item])
+                for source, there in self._row_sources(item, seen[item]):
+                    if source not in seen:
+                        seen[source] = there
+                        waiting.append(source)
+            if not found:
+                self._wide.update(dict.fromkeys(seen, False))
+            self._wide[value] = found
+        return self._wide[value]
 
-    def _pushed(self, value: ir.Value, at: Placement, depth: int) -> ir.Value | None:
-        """A copy of what makes ``value``, on selected rows; None where its last step cannot be replayed."""
+    def _has_columns(self, value: ir.Value, rows: RowAxis) -> bool:
+        if rows.flat:
+            return False
+        shape, length = self._view.shape(value), self._tokens.length
+        for axis, size in enumerate(shape or ()):
+            if axis == rows.axis or (self._tokens.batch is not None and may_be(size, self._tokens.batch)):
+                continue
+            if not isinstance(size, int) or (isinstance(length, int) and size >= length > 1):
+                return True
+        return False
+
+    def _row_sources(self, value: ir.Value, rows: RowAxis) -> list[tuple[ir.Value, RowAxis]]:
+        """The operands of the step that makes ``value`` which carry its rows."""
+        node = value.producer()
+        if rows.flat or node is None or node.domain or node.op_type not in _STEPS:
+            return []
+        lifted = lift(node, value.index() or 0, rows, self._view, self._rewrite.model)
+        if isinstance(lifted, Blocked):
+            return []
+        pairs = ((node.inputs[index], there) for index, there in sorted(lifted.rows.items()))
+        return [(item, there) for item, there in pairs if item is not None]
+
+    def _pushed(self, value: ir.Value, at: Placement, reader: Placement, depth: int) -> ir.Value | None:
+        """A copy of what makes ``value``, on selected rows; None where its last step cannot be replayed.
+
+        ``reader`` is the nearest placement further down that has a batch axis.
+        """
         node = value.producer()
         if node is None or node.domain or node.op_type not in _STEPS or depth > _MAX_DEPTH:
             return None
@@ -83,12 +117,13 @@ class RowPusher:
         lifted = lift(node, 0, at.rows, self._view, self._rewrite.model)
         if isinstance(lifted, Blocked) or lifted.contracts:
             return None
-        sources = self._sources(node, lifted, value, at)
+        reader = at if at.batch_axis is not None else reader
+        sources = self._sources(node, lifted, value, reader)
         if sources is None:
             return None
         inputs: list[ir.Value | None] = list(node.inputs)
         for index, (item, there) in sources.items():
-            inner = self._pushed(item, there, depth + 1) if self._is_wide(item, there) else None
+            inner = self._pushed(item, there, reader, depth + 1) if self._is_wide(item, there.rows) else None
             inputs[index] = inner if inner is not None else self._selector.select(item, there)
         self._rewrite.after(value)
         for patch in lifted.patches:
@@ -99,7 +134,7 @@ class RowPusher:
         return self._rewrite.clone(node, inputs, name=f"{(value.name or 'mask').rsplit('/', 1)[-1]}_rows")
 
     def _sources(
-        self, node: ir.Node, lifted: Lift, value: ir.Value, at: Placement
+        self, node: ir.Node, lifted: Lift, value: ir.Value, reader: Placement
     ) -> dict[int, tuple[ir.Value, Placement]] | None:
         """The operands that carry rows, and where; None where their axes are not those of the result."""
         rank = self._view.rank(value)
@@ -107,7 +142,7 @@ class RowPusher:
         for index, rows in lifted.rows.items():
             item = node.inputs[index]
             assert item is not None
-            there = place(item, rows, self._view, self._tokens, at)
+            there = place(item, rows, self._view, self._tokens, reader)
             if there is None or rows.flat:
                 return None
             # Rows that differ between batch rows give the operand a batch axis, which must be there already.

@@ -175,12 +175,12 @@ class _Editor:
             lost += holder.outputs
         for value, source in plan.bypassed.items():
             bypassed = body.value(value)
-            holder = bypassed.producer()
-            assert holder is not None
-            self._stand_in(bypassed, body.value(source), holder)
+            loop = bypassed.producer()
+            assert loop is not None
+            self._stand_in(bypassed, body.value(source), loop)
             lost.append(bypassed)
-        for node in plan.dead:
-            lost += body.node(node).outputs
+        for dead in plan.dead:
+            lost += body.node(dead).outputs
         remove_dead(lost)
 
     def _put(self, value: ir.Value, array: np.ndarray, function: ir.Function | None) -> None:
@@ -290,5 +290,5 @@ class _Editor:
 
 
 def _constant_name(array: np.ndarray) -> str:
-    """A name that tells what the constant holds: ``size_16``, ``sizes_1_16_-1``."""
-    return "_".join(["size" if array.ndim == 0 else "sizes", *map(str, array.reshape(-1)[:8].astype(int).tolist())])
+    """A name that tells what the constant holds: ``size_16``, ``sizes_1x16x-1``."""
+    return f"{'sizes' if array.ndim else 'size'}_{'x'.join(str(int(item)) for item in array.reshape(-1)[:8])}"

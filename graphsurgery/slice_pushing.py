@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import onnx_ir as ir
 
-from graphsurgery.analysis.dims import is_nonnegative
-from graphsurgery.analysis.slices import Blocked, RowAxis, lift, same_size
+from graphsurgery.analysis.slices import Blocked, RowAxis, lift, runs_along
 from graphsurgery.spans import Span, as_value
 
 if TYPE_CHECKING:
@@ -23,23 +22,12 @@ if TYPE_CHECKING:
     from graphsurgery.analysis.shapes import Shapes
     from graphsurgery.rewrite import Rewrite
 
-__all__ = ["Cuts", "SlicePusher", "cut", "runs_along"]
+__all__ = ["Cuts", "SlicePusher", "cut"]
 
 Cuts: TypeAlias = tuple[tuple[int, Span], ...]
 """Which span of which axis, in the order of the axes."""
 
 _MAX_DEPTH = 40
-
-
-def runs_along(size: Dim, length: Dim) -> bool:
-    """Whether an axis of ``size`` that is broadcast against one of ``length`` carries its positions.
-
-    It does where both are the same; and where it cannot be shorter (``P + S`` against ``S``), for then it is as long
-    in every run in which the broadcast is legal.
-    """
-    if size == 1:
-        return False
-    return same_size(size, length) or (not isinstance(size, int) and is_nonnegative(size - length))
 
 
 def cut(rewrite: Rewrite, value: ir.Value, cuts: Cuts, *, name: str) -> ir.Value:

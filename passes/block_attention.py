@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+import onnx_ir as ir
+
 from graphsurgery.analysis.shapes import Shapes, shapes_of
+from graphsurgery.analysis.slices import runs_along
 from graphsurgery.errors import UsageError
 from graphsurgery.pass_base import Pass
 from graphsurgery.passes.blocking.plan import BlockPlan, chain_operands, keys_blockable
@@ -16,14 +19,12 @@ from graphsurgery.patterns.masks import Mask, find_mask
 from graphsurgery.patterns.matcher import GraphIndex
 from graphsurgery.patterns.site import Refusal, Site
 from graphsurgery.rewrite import Rewrite
+from graphsurgery.row_selection import dim_name
 from graphsurgery.site_report import Detail, PassReport, SiteReport
-from graphsurgery.slice_pushing import runs_along
 from graphsurgery.spans import legal_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    import onnx_ir as ir
 
     from graphsurgery.analysis.dims import Dim
 
@@ -52,8 +53,10 @@ class BlockAttention(Pass):
         headpar_split: lanes with running statistics of their own in each key block, merged once at the end.
         lowering: ``unroll`` writes the blocks out; ``loop`` walks over blocks of a fixed size, whatever the length at
             run time; ``auto`` unrolls where the number of blocks is known and loops otherwise.
-        skip: ``none``; ``trim``: each query block reads only the keys from the first to the last that its mask leaves;
-            ``auto`` trims where there is more than one query block. Only by masks that are known to be zero or low.
+        skip: what becomes of keys that the mask leaves to no row of a query block, for masks that are known to be
+            zero or low: ``none``; ``trim``: each query block reads only the keys from the first to the last that is
+            needed; ``if``: a key block without a needed key is not computed; ``where``: it is computed and
+            discarded; ``auto`` trims where there is more than one query block.
         fold_gqa: query heads of a group are folded into rows, so that keys and values are never expanded.
         min_rows: below this many query rows an If takes the unblocked path, whose keys are not expanded either;
             ``auto`` is the block size of a loop, and 0 (no If) where blocks are written out.
@@ -73,7 +76,7 @@ class BlockAttention(Pass):
     head_block_size: int | None = None
     headpar_split: int = 1
     lowering: Literal["auto", "unroll", "loop"] = "auto"
-    skip: Literal["auto", "none", "trim"] = "auto"
+    skip: Literal["auto", "none", "trim", "if", "where"] = "auto"
     fold_gqa: bool = True
     min_rows: int | Literal["auto"] = "auto"
     mode: Literal["prefill_q", "prefill_kv", "prefill_qkv"] | None = None
@@ -177,6 +180,9 @@ class BlockAttention(Pass):
             old, new = writer.write(site, plan)
             inputs = [site.query, site.key.base, site.value.base]
             before, after = old.name or "", new.name or ""
+            sizes = shapes.shape(old)
+            if new.shape is None and sizes is not None:
+                new.shape = ir.Shape([dim_name(size) for size in sizes])
             rewrite.replace_all_uses(old, new)
             rewrite.record(inputs, [before], inputs, [after])
         boundaries = rewrite.commit()
@@ -223,9 +229,10 @@ class BlockAttention(Pass):
         note = ""
         mask: Mask | None = None
         several = q_blocks > 1 or q_size is not None
-        if self.skip == "trim" or (self.skip == "auto" and several):
-            mask, why = self._mask(site, shapes, model, several=several)
-            note = f"; keys are not trimmed: {why}" if why else ""
+        skip = ("trim" if several else "none") if self.skip == "auto" else self.skip
+        if skip != "none":
+            mask, why = self._mask(site, shapes, model, skip)
+            note = f"; no key is left out: {why}" if why else ""
         min_rows = self.min_rows if self.min_rows != "auto" else (q_size or 0)
         plan = BlockPlan(
             q_blocks=q_blocks,
@@ -235,15 +242,18 @@ class BlockAttention(Pass):
             q_block_size=q_size,
             kv_block_size=kv_size,
             min_rows=0 if isinstance(site.length, int) else min_rows,
-            trim=mask is not None,
+            skip=skip if mask is not None else "none",
             fold=self.fold_gqa,
             mask=mask,
         )
         return plan, note
 
-    def _mask(self, site: AttentionSite, shapes: Shapes, model: ir.Model, *, several: bool) -> tuple[Mask | None, str]:
-        if not several:
+    def _mask(self, site: AttentionSite, shapes: Shapes, model: ir.Model, skip: str) -> tuple[Mask | None, str]:
+        """The mask by which keys may be left out, or why they may not."""
+        if skip == "trim" and self.q_blocks == 1 and self.q_block_size is None:
             return None, "there is one query block, which needs what the whole needs"
+        if skip in ("if", "where") and self.kv_blocks == 1 and self.kv_block_size is None:
+            return None, f"skip={skip} passes over key blocks, and there is one"
         if model.opset_imports.get("", 1) < _TRIM_OPSET:
             return None, f"finding the last needed key takes opset {_TRIM_OPSET}"
         wide = [
@@ -261,7 +271,7 @@ class BlockAttention(Pass):
             "head_blocks": plan.head_blocks,
             "headpar_split": plan.lanes,
             "lowering": "loop" if plan.q_block_size or plan.kv_block_size else "unroll",
-            "trim": plan.trim,
+            "skip": plan.skip,
             "min_rows": plan.min_rows,
             "keys": site.key.base.name,
             "values": site.value.base.name,
@@ -305,8 +315,10 @@ def _what(site: AttentionSite, plan: BlockPlan) -> str:
         pieces.append(f"{plan.lanes} lanes")
     if not pieces:
         pieces.append("one block")
-    if plan.trim:
+    if plan.skip == "trim":
         pieces.append("keys trimmed by the mask")
+    elif plan.skip != "none":
+        pieces.append("key blocks skipped by the mask")
     if plan.fold and site.key.repeats != 1:
         pieces.append("keys and values not expanded")
     return ", ".join(pieces)

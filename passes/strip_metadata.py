@@ -61,7 +61,7 @@ class StripMetadata(Pass):
         """See :meth:`Pass.find`."""
         scopes: dict[_Scope, list[Any]] = {"model": [model] if self.model else []}
         graphs = list(all_graphs(model))
-        scopes["graphs"] = [*graphs, *model.functions.values()]
+        scopes["graphs"] = list(graphs)
         scopes["nodes"] = [node for graph in graphs for node in graph]
         scopes["values"] = list(dict.fromkeys(value for graph in graphs for value in _values(graph)))
         scopes["tensors"] = [value.const_value for value in scopes["values"] if value.const_value is not None]

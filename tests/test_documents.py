@@ -16,7 +16,9 @@ import pytest
 
 from graphsurgery import errors, registry
 from graphsurgery.cli import main
+from graphsurgery.equivalence.generation_report import PromptReport, TokenDifference, TopTwo
 from graphsurgery.equivalence.verify import verify_models
+from graphsurgery.equivalence.verify_report import VerifyReport
 from graphsurgery.inspection import inspect_model
 from graphsurgery.invariants import violations
 from graphsurgery.listing import describe_passes, describe_recipe
@@ -53,10 +55,22 @@ def documents(tmp_path_factory) -> dict[str, Any]:
     result = apply_passes(ApplyRequest(input=model, specs=("prune-last-token{index=mask}",), verify="outputs"))
     assert result.output is not None
     left_out = verify_models(fixtures / "genai_llama" / "model.onnx", fixtures / "genai_llama" / "model.onnx")
+    # Models whose tokens differ are hard to come by: the report of such a run is made up.
+    two = TopTwo(1, 2.0, 3, 1.0, 1.0)
+    decoded = VerifyReport(
+        "a.onnx",
+        "b.onnx",
+        "different",
+        depth="generate",
+        prompts=(PromptReport("p", (3,), "none", 1, ((1, 2),)),),
+        token_differences=(TokenDifference("p", 0, 1, "disabled", two, two, 0.5, 0.1, tie=False),),
+    ).to_json()
+    verify = json.loads(left_out.dumps())
+    verify |= {key: decoded[key] for key in ("prompts", "token_differences")}
     return {
         "apply": json.loads(result.report.to_json()),
         "inspect": json.loads(inspect_model(result.output).to_json()),
-        "verify": json.loads(left_out.dumps()),
+        "verify": verify,
         "passes": json.loads(json.dumps(describe_passes())),
         "recipe": json.loads(json.dumps(describe_recipe("prefill"))),
     }
@@ -87,6 +101,9 @@ def test_every_object_is_documented():
         "verify.outputs",
         "verify.feeds",
         "verify.left_out",
+        "verify.prompts",
+        "verify.token_differences",
+        "verify.token_differences.reference",
         "passes",
         "passes.options",
         "recipe",

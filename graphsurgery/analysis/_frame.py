@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from graphsurgery.analysis._facts import Facts, Rule
     from graphsurgery.analysis.dims import Dim
 
-__all__ = ["Frame", "Session"]
+__all__ = ["INTEGERS", "Frame", "Session"]
 
 # Expressions with more atoms than this tell nobody anything and would grow from layer to layer.
 _MAX_WEIGHT = 24
@@ -29,7 +29,7 @@ _MAX_CONTENT_WEIGHT = 96
 # functions that call each other several times would otherwise be exponential.
 _MAX_BODY_NODES = 500_000
 
-_INTEGERS = frozenset(
+INTEGERS = frozenset(
     {
         ir.DataType.INT64,
         ir.DataType.INT32,
@@ -105,7 +105,7 @@ def _never_empty(inputs: Iterable[ir.Value]) -> dict[str, Dim]:
     """
     names: dict[str, Dim] = {}
     for value in inputs:
-        for size in value.shape or () if value.dtype in _INTEGERS else ():
+        for size in value.shape or () if value.dtype in INTEGERS else ():
             parsed = None if isinstance(size, int) else parse_dim(size.value or "")
             atom = parsed.atom if isinstance(parsed, Expr) else None
             if isinstance(atom, Symbol):
@@ -152,7 +152,7 @@ class Frame:
     def contents(self, value: ir.Value) -> ShapeValue | None:
         """Contents of ``value``; a small integer scalar or list that nobody knows gets fresh unknowns, once."""
         fact = self.fact(value)
-        if fact.value is not None or fact.shape is None or fact.dtype not in _INTEGERS or len(fact.shape) > 1:
+        if fact.value is not None or fact.shape is None or fact.dtype not in INTEGERS or len(fact.shape) > 1:
             return fact.value
         size = fact.shape[0] if fact.shape else 1
         if not isinstance(size, int) or size > MAX_VALUE_ITEMS:
@@ -243,7 +243,7 @@ class Frame:
         frame = session.memo.get(key)
         if frame is None:
             unknowns = session.unknowns
-            frame = Frame(session, function.opset_imports, attributes)
+            frame = type(self)(session, function.opset_imports, attributes)
             session.open_functions.add(identifier)
             session.body_nodes += len(function)
             for position, formal in enumerate(function.inputs):

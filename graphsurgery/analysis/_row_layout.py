@@ -53,6 +53,8 @@ def relabel(node: ir.Node, output: int, rows: RowAxis, context: Context) -> Lift
     before, after = context.shape(value), context.shape(node.outputs[output])
     if before is None or after is None:
         return Blocked(f"the shapes around {named(node)} are not known")
+    if node.op_type == "Squeeze" and "axes" not in node.attributes and input_at(node, 1) is None:
+        return Blocked(f"{named(node)} squeezes every axis of size 1, the rows too where one is left")
     source = _moved_axis(node, rows, before, after, context)
     if source is None:
         return Blocked(f"{named(node)} merges the rows with other axes")
@@ -80,8 +82,7 @@ def _moved_axis(
         if node.op_type == "Unsqueeze":
             kept = [axis for axis in range(longer) if axis not in axes]
             return RowAxis(kept.index(rows.axis), rows.flat) if rows.axis in kept else None
-        gone = axes or tuple(axis for axis, size in enumerate(before) if size == 1)
-        return RowAxis([axis for axis in range(longer) if axis not in gone][rows.axis], rows.flat)
+        return RowAxis([axis for axis in range(longer) if axis not in axes][rows.axis], rows.flat)
     return reshape_axis(rows, before, after)
 
 

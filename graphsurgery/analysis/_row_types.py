@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Protocol
 
+from graphsurgery.analysis._dim_ops import is_nonnegative
 from graphsurgery.analysis._expr import Call, Expr, product
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from graphsurgery.analysis._facts import ShapeValue
     from graphsurgery.analysis.dims import Dim
 
-__all__ = ["Blocked", "Context", "Lift", "Patch", "RowAxis", "View", "same_size"]
+__all__ = ["Blocked", "Context", "Lift", "Patch", "RowAxis", "View", "runs_along", "same_size"]
 
 # Two or three broadcasts of two sizes each: what inputs with a name of their own for every size lead to.
 _MAX_ALTERNATIVES = 16
@@ -95,6 +96,17 @@ class Context:
     def shape_value(self, value: ir.Value) -> ShapeValue | None:
         """See :class:`View`."""
         return self.view.shape_value(value)
+
+
+def runs_along(size: Dim, length: Dim) -> bool:
+    """Whether an axis of ``size`` that is broadcast against one of ``length`` carries its positions.
+
+    It does where both are the same; and where it cannot be shorter (``P + S`` against ``S``), for then it is as long
+    in every run in which the broadcast is legal.
+    """
+    if size == 1:
+        return False
+    return same_size(size, length) or (not isinstance(size, int) and is_nonnegative(size - length))
 
 
 def same_size(one: Dim, other: Dim) -> bool:

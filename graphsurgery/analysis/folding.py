@@ -13,26 +13,20 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from graphsurgery.analysis._frame import Frame, Session
+from graphsurgery.analysis._bound_frame import bound_frame
+from graphsurgery.analysis._frame import INTEGERS
 from graphsurgery.analysis._order import producers_first, subgraphs_of
-from graphsurgery.analysis.dims import free_names, substitute
 from graphsurgery.analysis.shapes import ShapeView
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from graphsurgery.analysis._facts import Fact
-    from graphsurgery.analysis.dims import Dim
+    from graphsurgery.analysis._frame import Frame
     from graphsurgery.analysis.shapes import Shapes
 
 __all__ = ["BodyPlan", "Folding", "FunctionVariant", "plan_folding"]
 
-_INTEGERS = frozenset(
-    {
-        *(ir.DataType.INT64, ir.DataType.INT32, ir.DataType.INT16, ir.DataType.INT8, ir.DataType.BOOL),
-        *(ir.DataType.UINT64, ir.DataType.UINT32, ir.DataType.UINT16, ir.DataType.UINT8),
-    }
-)
 # A list that is read as data is folded up to this length: no tensor has more axes than that.
 _MAX_LISTED = 16
 # Operands that say how large, where or how many: (operator, position).
@@ -130,43 +124,10 @@ def plan_folding(model: ir.Model, shapes: Shapes, numbers: Mapping[str, int]) ->
     Raises:
         InputRefusedError: a node cannot work on these sizes.
     """
-    frame = _bound_frame(model, shapes, numbers)
+    frame = bound_frame(model, shapes, numbers)
     planner = _ModelPlanner(model)
     main = planner.plan(model.graph, model.graph.outputs, frame, in_function=False)
     return Folding(numbers, ShapeView(frame), main, planner.variants)
-
-
-# ---- shapes under given sizes -------------------------------------------------------------------------------------
-
-
-class _BoundSession(Session):
-    """A walk in which some declared names are numbers."""
-
-    def __init__(self, model: ir.Model, numbers: Mapping[str, int]) -> None:
-        super().__init__(model)
-        self._numbers = numbers
-
-    def size(self, text: str) -> Dim | None:
-        """See :meth:`Session.size`."""
-        parsed = super().size(text)
-        return None if parsed is None else substitute(parsed, self._numbers)
-
-
-def _bound_frame(model: ir.Model, shapes: Shapes, numbers: Mapping[str, int]) -> Frame:
-    frame = Frame(_BoundSession(model, numbers), model.opset_imports, None)
-    renamed: dict[str, Dim] = dict(numbers)
-    for value in model.graph.inputs:
-        fact = frame.fact(value)
-        shape = shapes.shape(value)
-        unnamed = {name for size in shape or () for name in free_names(size) if name.startswith("?")}
-        if shape is None or fact.shape is None or not unnamed:
-            continue
-        # Sizes that the file does not name: this walk has its own unknowns for those that stay open.
-        for name in sorted(unnamed - set(renamed)):
-            renamed[name] = frame.fresh()
-        frame.facts[value] = dataclasses.replace(fact, shape=tuple(substitute(size, renamed) for size in shape))
-    frame.walk(model.graph)
-    return frame
 
 
 # ---- planning -----------------------------------------------------------------------------------------------------
@@ -263,10 +224,10 @@ class _BodyPlanner:
         if not facts:
             return
         counts = node.op_type == "Range" and not node.domain
-        follows = any(value in self._sequences for value in node.inputs)
+        # The size of a range is a number like any other, and so is one element that is picked from it.
+        follows = node.op_type not in ("Shape", "Size") and any(value in self._sequences for value in node.inputs)
         wrong = any(value in self._overflown for value in node.inputs)
         for value, fact in facts:
-            # One element that was picked from a range is a number like any other.
             if counts or (follows and fact.value is not None and fact.value.rank):
                 self._sequences.add(value)
             if wrong or not _fits(fact, value):
@@ -335,7 +296,7 @@ class _BodyPlanner:
         if fact.value is None or value in self._overflown or (node.op_type == "Constant" and not node.domain):
             return None
         numbers, dtype = fact.value.ints(), fact.dtype or value.dtype
-        if numbers is None or dtype not in _INTEGERS:
+        if numbers is None or dtype not in INTEGERS:
             return None
         listed = fact.value.rank <= 1 and len(numbers) <= _MAX_LISTED and value not in self._sequences
         if not listed and value not in self._shape_needed:
@@ -370,7 +331,7 @@ class _BodyPlanner:
 def _fits(fact: Fact, value: ir.Value) -> bool:
     """Whether the known elements are within the range of the element type."""
     dtype = fact.dtype or value.dtype
-    if fact.value is None or dtype not in _INTEGERS:
+    if fact.value is None or dtype not in INTEGERS:
         return True
     assert dtype is not None
     if dtype == ir.DataType.BOOL:

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 from graphsurgery.analysis import _row_rules as rules
 from graphsurgery.analysis._row_sizes import follows_sizes, is_size, row_sinks
-from graphsurgery.analysis._row_types import Blocked, Context, Lift, Patch, RowAxis, View, same_size
+from graphsurgery.analysis._row_types import Blocked, Context, Lift, Patch, RowAxis, View, runs_along, same_size
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["Blocked", "Lift", "Patch", "RowAxis", "lift", "same_size"]
+__all__ = ["Blocked", "Lift", "Patch", "RowAxis", "lift", "runs_along", "same_size"]
 
 
 def lift(node: ir.Node, output: int, rows: RowAxis, view: View, model: ir.Model) -> Lift | Blocked:

@@ -6,7 +6,7 @@ is code that no output depends on. Otherwise cells are paired from what is certa
 
 1. the same expression, where it occurs once on each side, and the same weights, read by the same operator at the same
    places; what the named inputs and outputs lead to;
-2. from each pair to the makers of its inputs and the readers of its outputs, nearest first;
+2. from each pair to the makers of its inputs, then to the readers of its outputs, nearest first;
 3. equal expressions that occur several times, then equal neighbourhoods of shrinking radius, each followed by 2.
 
 Every step is linear in cells and edges.
@@ -19,6 +19,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Literal
 
 from graphsurgery.comparison.cells import ABSENT, Formal, Made, Stored
+from graphsurgery.comparison.dead_code import match_dead_code
 from graphsurgery.comparison.matching import Matching
 from graphsurgery.comparison.neighbourhoods import neighbourhoods
 
@@ -80,7 +81,9 @@ def match_views(
     given = dict(b.outputs)
     roots = [(value, given[outputs[name]]) for name, value in a.outputs if name in outputs]
     matching = Matching(a, b, inputs)
-    if not matching.follow_back(roots):
+    if matching.follow_back(roots):
+        match_dead_code(matching, numbers)
+    else:
         matching = Matching(a, b, inputs)
     if -1 in matching.of_a and -1 in matching.of_b:
         _Outwards(matching, numbers, keys).run(roots)
@@ -96,6 +99,8 @@ class _Outwards:
         self._numbers = numbers
         self._keys = keys
         self._queue: collections.deque[tuple[int, int]] = collections.deque()
+        # Values that stand for each other and whose readers are yet to be looked at.
+        self._results: collections.deque[tuple[int, int]] = collections.deque()
         self._members = tuple(_by_scope(view) for view in self._views)
         self._formals = (_formals(matching.a), _formals(matching.b))
         # Subgraphs of new pairs wait until their own scope is done.
@@ -116,8 +121,7 @@ class _Outwards:
         self._pair_unique(members, self._weights)
         for ours, theirs in roots:
             self._try(self._matching.a.maker(ours), self._matching.b.maker(theirs))
-        for ours, theirs in self._given(one, other):
-            self._try_readers(ours, theirs)
+        self._results += self._given(one, other)
         self._spread()
         for kind in _ROUNDS:
             left = self._left(members)
@@ -220,15 +224,18 @@ class _Outwards:
     # Outwards
 
     def _spread(self) -> None:
+        """Follow all pairs: makers of inputs before readers of outputs, of which several may look alike."""
         a, b = self._views
-        while self._queue:
+        while self._queue or self._results:
+            if not self._queue:
+                self._try_readers(*self._results.popleft())
+                continue
             one, other = self._queue.popleft()
             ours, theirs = a.cells[one], b.cells[other]
             a.visits += len(ours.inputs) + len(ours.outputs)
             for value, twin in zip(ours.inputs, theirs.inputs, strict=False):
                 self._try_makers(value, twin)
-            for value, twin in zip(ours.outputs, theirs.outputs, strict=False):
-                self._try_readers(value, twin)
+            self._results += zip(ours.outputs, theirs.outputs, strict=False)
 
     def _try_makers(self, value: int, twin: int) -> None:
         a, b = self._views
@@ -249,8 +256,20 @@ class _Outwards:
                 if matched[side][cell] < 0:
                     found.setdefault((view.cells[cell].op, slot), ([], []))[side].append(cell)
         for ours, theirs in found.values():
-            if len(ours) == len(theirs) == 1:
+            if len(ours) == len(theirs) == 1 and not self._contradicted(ours[0], theirs[0]):
                 self._try(ours[0], theirs[0])
+
+    def _contradicted(self, one: int, other: int) -> bool:
+        """Whether an input of one is made by a cell that stands for another than the maker of the other's input."""
+        a, b = self._views
+        of_a, of_b = self._matching.of_a, self._matching.of_b
+        for value, twin in zip(a.cells[one].inputs, b.cells[other].inputs, strict=False):
+            ours, theirs = a.maker(value), b.maker(twin)
+            if ours is not None and of_a[ours] >= 0 and of_a[ours] != theirs:
+                return True
+            if theirs is not None and of_b[theirs] >= 0 and of_b[theirs] != ours:
+                return True
+        return False
 
 
 def _by_scope(view: View) -> dict[int, list[int]]:

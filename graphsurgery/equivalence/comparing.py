@@ -14,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     from graphsurgery.equivalence.feeds import Array
 
-__all__ = ["Comparison", "compare", "tolerance"]
+__all__ = ["Comparison", "compare", "scale_of", "tolerance"]
 
 # Relative to max(1, max|reference|), with graph optimisations disabled and at ONNX Runtime's default level.
 _PLAIN = {2: 2e-3, 4: 1e-5, 8: 1e-5}
@@ -146,9 +146,7 @@ def _compare_floats(reference: Array, got: Array, limit: float, keep: Array | No
         return Comparison(0.0, limit, dtype)
     with np.errstate(invalid="ignore", over="ignore"):
         distance = np.where(both, np.abs(first - second), 0)
-        # Constants that mask (-1e9, the least float) are no measure of the rest: equal and huge, they do not count.
-        counted = finite & ~((first == second) & (np.abs(first) >= _MASKING))
-        scale = max(1.0, float(np.abs(np.where(counted, first, 0)).max()))
+    scale = scale_of(first, second, finite)
     place = int(np.argmax(distance))
     index = tuple(int(axis) for axis in np.unravel_index(place, reference.shape))
     error = float(distance.reshape(-1)[place]) / scale
@@ -156,3 +154,13 @@ def _compare_floats(reference: Array, got: Array, limit: float, keep: Array | No
     if not error <= limit:
         problem = f"differs by {error:.2e} relative to max(1, max|reference|), above {limit:.0e}, at {list(index)}"
     return Comparison(error, limit, dtype, index, problem)
+
+
+def scale_of(reference: Array, got: Array, counted: Array) -> float:
+    """``max(1, max|reference|)`` over the elements ``counted``, which errors are relative to.
+
+    Constants that mask (-1e9, the least float) are no measure of the rest: equal and huge, they do not count.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        masking = (reference == got) & (np.abs(reference) >= _MASKING)
+        return max(1.0, float(np.abs(np.where(counted & ~masking, reference, 0)).max()))

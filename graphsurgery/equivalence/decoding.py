@@ -116,8 +116,10 @@ class Decoder:
     @property
     def capacity(self) -> int | None:
         """The largest number of columns, by slots, filled-up caches and the table of positions."""
-        limits = [spec.limit for spec in self.signature.having(Role.POSITIONS) if spec.limit]
-        limits += [size for size in (self.slots,) if size is not None]
+        limits = [self.signature.positions] if self.signature.positions is not None else []
+        if self.slots is not None:
+            # Padding at position -1 is written to the last slot.
+            limits.append(self.slots - any(contract.index == "position" for contract in self.contracts))
         if self.filled is not None:
             limits.append(self.filled + (self.length or 1))
         if self.whole and self.length is not None:

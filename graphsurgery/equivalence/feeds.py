@@ -144,10 +144,9 @@ def _fit(plan: Sizes, signature: Signature) -> Sizes | None:
         length = slots if "S" not in fixed else length
     if has_slots:
         past = min(past, slots - length)
-    tables = [spec.limit for spec in signature.having(Role.POSITIONS) if spec.limit]
-    if tables and "S" not in fixed:
+    if signature.positions is not None and "S" not in fixed:
         # No position beyond the table.
-        length = min(length, min(tables) - past)
+        length = min(length, signature.positions - past)
     if batch <= 0 or length <= 0 or past < 0:
         return None
     padding = plan.padding if batch > 1 and _can_pad(signature) else "none"

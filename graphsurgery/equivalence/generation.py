@@ -13,6 +13,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
 
 from graphsurgery.equivalence.calls import Call
 from graphsurgery.equivalence.drawing import Draw
@@ -20,7 +21,7 @@ from graphsurgery.equivalence.feeds import Sizes
 from graphsurgery.equivalence.handover import Manner, columns_of, placed
 from graphsurgery.equivalence.roles import Role
 from graphsurgery.equivalence.running import RunError, Session
-from graphsurgery.equivalence.tape import Tape
+from graphsurgery.equivalence.tape import Side, Tape
 from graphsurgery.errors import CannotCheckError
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ class Job:
     Attributes:
         number: distinguishes what is drawn for each.
         prompt: rows of token ids.
-        layout: how the party is fed them.
+        party: the files that decode it.
+        layout: how they are fed it.
         tokens: how many to decode for each row.
         forced: int64 ``[B, tokens]``, fed in place of the party's own; None to decode greedily.
         table: float ``[V, H]``, where a model takes hidden states.
@@ -53,6 +55,7 @@ class Job:
 
     number: int
     prompt: Prompt
+    party: Party
     layout: Layout
     tokens: int
     forced: Array | None = None
@@ -78,10 +81,16 @@ class Kept:
 
 @dataclasses.dataclass(frozen=True)
 class CallRecord:
-    """One call: its columns, the routers' values among its outputs, and the inputs that tell which rows it kept."""
+    """One call.
 
-    start: int
-    stop: int
+    Attributes:
+        columns: the column of the prompt or step that each place of the call stands for, int64 ``[B, S]``; -1 where a
+            row was padded for this call alone.
+        routed: the routers' values among its outputs.
+        feed: the inputs that tell which rows it kept.
+    """
+
+    columns: Array
     routed: Outputs
     feed: dict[str, Array]
 
@@ -110,8 +119,8 @@ class Trace:
 class _Decoding:
     """One prompt on its way through one or two files."""
 
-    def __init__(self, job: Job, party: Party, routed: frozenset[str]) -> None:
-        self.job, self.party, self.routed = job, party, routed
+    def __init__(self, job: Job, routed: frozenset[str]) -> None:
+        self.job, self.party, self.routed = job, job.party, routed
         self.tape = Tape.of(job.prompt.rows, job.layout.width, job.layout.side)
         self.state: dict[str, Array] = {}
         self.trace = Trace()
@@ -152,11 +161,13 @@ class _Decoding:
 
     def _call(self, session: Session, file: Decoder, start: int, stop: int, wanted: Array) -> Array:
         """Run one call and hand its caches on; the logits ``[B, V]`` of the rows ``wanted``, clamped into the call."""
-        tape, packed = self.tape, file.packed
+        tape, asked = self.tape, (wanted >= start) & (wanted < stop)
+        columns = np.broadcast_to(np.arange(start, stop), (tape.batch, stop - start))
         if self.party.anew:
             # No cache asks for columns: rows are laid out anew, without gaps.
-            side = self.job.layout.side if self.job.layout.side in file.sides else "right"
-            tape = tape.relaid(stop, file.length or int(tape.counts(stop).max()), side)
+            tape = tape.relaid(stop, file.length or int(tape.counts(stop).max()), self._side_anew())
+            columns = np.full((tape.batch, tape.width), -1)
+            columns[tape.real] = np.nonzero(self.tape.real)[1]
             wanted = tape.last_real(tape.width)
             start, stop = 0, tape.width
         call = Call(
@@ -167,7 +178,7 @@ class _Decoding:
             start if file.filled is None else file.filled,
             (file.slots or self.job.layout.slots) if _has_slots(file) else 0,
             wanted,
-            packed,
+            file.packed,
             self._pad_position(file),
             self.job.table,
             self.job.seed,
@@ -177,18 +188,22 @@ class _Decoding:
         feed = self._feed(file, call)
         outputs = session.run(feed)
         for cache in file.caches:
-            if cache.output in outputs and (cache.input is None or outputs[cache.output].size or not start):
+            if cache.output in outputs:
                 self.state[cache.key] = columns_of(cache, outputs[cache.output], stop)
         read = {contract.source for contract in file.contracts} | {c.sequence for c in file.contracts}
         self.trace.calls.append(
             CallRecord(
-                start,
-                stop,
+                columns,
                 {name: outputs[name] for name in self.routed if name in outputs},
                 {name: feed[name] for name in read if name is not None and name in feed},
             )
         )
-        return _picked(file, outputs, feed, np.clip(wanted - start, 0, stop - start - 1), stop - start)
+        return _picked(file, outputs, feed, np.where(asked, wanted - start, -1), stop - start)
+
+    def _side_anew(self) -> Side:
+        """The side on which rows are padded that are laid out anew for each call."""
+        sides = self.party.sides
+        return self.job.layout.side if self.job.layout.side in sides or not sides else sides[0]
 
     def _pad_position(self, file: Decoder) -> int | None:
         """-1 where the rows that are kept are told by positions alone."""
@@ -214,7 +229,7 @@ class _Decoding:
             shape = list(draw.shape(spec))
             if cache.counts_columns and cache.axis is not None:
                 shape[cache.axis] = size or 0
-            feed[spec.name] = np.zeros(shape, dtype=draw_dtype(spec))
+            feed[spec.name] = np.zeros(shape, dtype=onnx.helper.tensor_dtype_to_np_dtype(spec.elem_type))
         return feed
 
     def _kept(self, file: Decoder, cache: Cache, array: Array) -> Kept:
@@ -241,7 +256,8 @@ class _Decoding:
                 places = np.arange(min(held, int(counts[row])))
                 real = np.full(len(places), stop - 1)
             elif packed:
-                places = np.arange(len(real))
+                before = held - len(real) if self.party.anew and self._side_anew() == "left" else 0
+                places = np.arange(len(real)) + before
             else:
                 real = real[real >= stop - held]
                 places = real - (stop - held)
@@ -263,11 +279,11 @@ def _fed_size(cache: Cache, slots: int) -> int | None:
 
 
 def _picked(file: Decoder, outputs: Outputs, feed: dict[str, Array], places: Array, length: int) -> Array:
-    """Logits ``[B, V]`` of one place ``0 <= place < length`` in each row."""
+    """Logits ``[B, V]`` of one place ``0 <= place < length`` in each row; of any where the place is -1."""
     logits, held = file.rows(outputs, feed, length)
     picked: list[Array] = []
     for row, place in enumerate(places):
-        found = np.flatnonzero((held[row] == place) | (held[row] == -1))
+        found = np.flatnonzero((held[row] == place) | (held[row] == -1) | (place == -1))
         if not len(found):
             name, kept = file.logits.name, sorted(set(held[row].tolist()))
             raise RunError(f"{name} holds the rows {kept} of this call, not row {int(place)}, the last token")
@@ -276,20 +292,18 @@ def _picked(file: Decoder, outputs: Outputs, feed: dict[str, Array], places: Arr
 
 
 def run_party(
-    party: Party,
+    jobs: Sequence[Job],
     models: tuple[Model, Model],
     settings: Settings,
-    jobs: Sequence[Job],
     routed: frozenset[str],
     done: Callable[[Job], None],
 ) -> list[Trace]:
     """Decode all prompts with one party; one file is open at a time.
 
     Args:
-        party: the files, as decoders.
-        models: the same files, as they run.
-        settings: how they run.
-        jobs: one for each prompt.
+        jobs: one for each prompt, all with one party's files.
+        models: these files, as they run.
+        settings: how.
         routed: outputs of routers, to be recorded.
         done: told of each prompt.
 
@@ -297,15 +311,16 @@ def run_party(
         LoadError: a file cannot be loaded at all.
         CannotCheckError: the files of the party do not go together.
     """
-    under_way = [_Decoding(job, party, routed) for job in jobs]
+    under_way = [_Decoding(job, routed) for job in jobs]
+    split = any(job.party.split and job.tokens > 1 for job in jobs)
     with Session(models[0], settings) as session:
         for decoding in under_way:
             _attempt(decoding, decoding.read_prompt, session)
-            if not party.split:
+            if not split:
                 _attempt(decoding, decoding.take_steps, session)
                 decoding.finish()
                 done(decoding.job)
-    if party.split:
+    if split:
         with Session(models[1], settings) as session:
             for decoding in under_way:
                 _attempt(decoding, decoding.take_steps, session)

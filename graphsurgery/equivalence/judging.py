@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from graphsurgery.equivalence.routers import Router
     from graphsurgery.equivalence.running import Store
 
-__all__ = ["Bench", "Judgement", "excuse", "judge"]
+__all__ = ["Bench", "Judgement", "excuse", "judge", "too_many_ties"]
 
 # Score gaps below which a flipped choice is a tie, relative to max(1, |score|): the tolerances of the scores.
 _TIE_SHARE = 1e-3
@@ -225,12 +225,18 @@ def _judge_routers(bench: Bench, assumed: list[RowSelection], verdict: Judgement
         for number, flips in found.items()
         for position in flips.first.values()
     )
-    # One tie proves nothing on a handful of rows.
-    if verdict.tie_flips > max(1.0, _TIE_SHARE * verdict.routed_rows):
-        verdict.choices.append(
-            f"{verdict.tie_flips} of {verdict.routed_rows} choices of experts flipped at a tie, more than 0.1 %"
-        )
+    many = too_many_ties(verdict.tie_flips, verdict.routed_rows)
+    if many:
+        verdict.choices.append(many)
     return found
+
+
+def too_many_ties(flips: int, rows: int) -> str | None:
+    """A sentence where more choices of experts flipped at a tie than chance explains."""
+    # One tie proves nothing on a handful of rows.
+    if flips <= max(1.0, _TIE_SHARE * rows):
+        return None
+    return f"{flips} of {rows} choices of experts flipped at a tie, more than 0.1 %"
 
 
 def _flips(bench: Bench, number: int, selection: RowSelection | None) -> Flips:

@@ -103,6 +103,7 @@ class Signature:
         fused_attention: the model holds GroupQueryAttention, whose kernel takes fewer kinds of batch.
         half: the model computes in float16.
         rings: outputs ``[B, G, W, D]`` that hold the last positions and nothing defined beyond them.
+        rotations: rows of the smallest stored table of rotations: no position is beyond; None without one.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -112,6 +113,13 @@ class Signature:
     fused_attention: bool = False
     half: bool = False
     rings: frozenset[str] = frozenset()
+    rotations: int | None = None
+
+    @property
+    def positions(self) -> int | None:
+        """How many positions the model has; None where the graph does not tell."""
+        limits = [spec.limit for spec in self.having(Role.POSITIONS) if spec.limit]
+        return min([*limits, *([self.rotations] if self.rotations else [])], default=None)
 
     def input(self, name: str) -> InputSpec | None:
         """The input of that name."""

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["merge", "read_signature"]
 
 _T = onnx.TensorProto
-# Operators that hand ids on unchanged but for layout: type to the slots that come out again.
+# Operators that hand ids on unchanged but for layout, or some of them: type to the slots that come out again.
 _IDS_THROUGH = dict.fromkeys(
-    ("Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Flatten", "Clip"), (0,)
+    ("Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Flatten", "Clip", "Gather", "Slice", "Split"),
+    (0,),
 ) | {"Where": (1, 2)}
 
 
@@ -54,7 +55,24 @@ def read_signature(proto: onnx.ModelProto) -> Signature:
         "GroupQueryAttention" in kinds,
         _computes_in_half(proto),
         ring_outputs(proto),
+        _rotations(proto, scope),
     )
+
+
+# Where operators that rotate by position take their table of cosines ``[rows, D/2]``.
+_COSINES = {"GroupQueryAttention": 7, "RotaryEmbedding": 2}
+
+
+def _rotations(proto: onnx.ModelProto, scope: Scope) -> int | None:
+    rows: list[int] = []
+    for node in proto.graph.node:
+        slot = _COSINES.get(node.op_type)
+        if slot is None or (node.op_type == "RotaryEmbedding" and node.domain != "com.microsoft"):
+            continue
+        dims = scope.static_dims(node.input[slot]) if slot < len(node.input) and node.input[slot] else None
+        if dims and len(dims) == 2:
+            rows.append(dims[0])
+    return min(rows, default=None)
 
 
 def _computes_in_half(proto: onnx.ModelProto) -> bool:
@@ -182,4 +200,5 @@ def merge(reference: Signature, rewritten: Signature) -> Signature:
         reference.fused_attention or rewritten.fused_attention,
         reference.half or rewritten.half,
         reference.rings,
+        min((size for size in (reference.rotations, rewritten.rotations) if size), default=None),
     )

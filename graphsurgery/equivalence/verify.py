@@ -1,4 +1,4 @@
-"""``verify``: run the exported and the rewritten model on the same feeds and compare everything that they return."""
+"""``verify``: hold a rewritten model against the model as exported, at one of several depths."""
 
 from __future__ import annotations
 
@@ -7,30 +7,23 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-import onnx
-
-from graphsurgery.equivalence.declared import declared_warnings
-from graphsurgery.equivalence.feeds import Feed, LeftOut, make_feeds
-from graphsurgery.equivalence.given import given_feeds
-from graphsurgery.equivalence.judging import Bench, Judgement, excuse, judge
-from graphsurgery.equivalence.pairing import Pairing, pair_outputs, renamed_inputs, with_row_inputs
-from graphsurgery.equivalence.preparing import Prepared, prepare
-from graphsurgery.equivalence.roles import Role, Signature
-from graphsurgery.equivalence.running import LoadError, Settings, Store, require_runtime, run_all
-from graphsurgery.equivalence.signature import merge, read_signature
-from graphsurgery.equivalence.verify_report import FeedReport, OutputReport, VerifyReport
+from graphsurgery.equivalence.contestants import Files
+from graphsurgery.equivalence.running import require_runtime
+from graphsurgery.equivalence.verify_generate import verify_generation
+from graphsurgery.equivalence.verify_outputs import verify_outputs
+from graphsurgery.equivalence.verify_report import VerifyReport
 from graphsurgery.errors import CannotCheckError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from graphsurgery.equivalence.feeds import Array
-    from graphsurgery.equivalence.running import Model
 
 __all__ = ["DEPTHS", "Progress", "verify_models"]
 
-DEPTHS = ("outputs",)
+DEPTHS = ("outputs", "generate")
+
+_STEPS = 10
 
 
 class Progress(Protocol):
@@ -50,267 +43,90 @@ def verify_models(
     memory: int | None = None,
     progress: Progress | None = None,
     opt_level_check: bool = True,
+    steps: int | None = None,
+    prompts: Sequence[str | Path | Sequence[int]] | None = None,
+    decode: Path | str | None = None,
+    decode_reference: Path | str | None = None,
 ) -> VerifyReport:
     """Hold a rewritten model against the model as exported.
 
     Both run with graph optimisations disabled, then at ONNX Runtime's default level, one model at a time. Contracts in
     the metadata of ``b`` say which outputs mean less than they did.
 
+    At depth ``generate`` both decode greedily, each by its own convention, and the cache is handed from call to call;
+    the rewritten model is fed the reference's tokens, so that its logits and caches can be compared behind a token
+    that it would have chosen otherwise.
+
     Args:
         a: the reference, as exported.
         b: the rewritten model.
-        depth: ``outputs``: whole models, every output.
-        seed: what feeds are drawn from.
+        depth: ``outputs``: whole models, every output; ``generate``: decoding.
+        seed: what feeds and prompts are drawn from.
         feeds: an .npz file or arrays by name, in place of drawn feeds.
         memory: bytes that may be used; None for what is available.
-        progress: told after each feed.
+        progress: told after each feed or prompt.
         opt_level_check: run both at the default level too.
+        steps: tokens to decode behind each prompt, 10 if None.
+        prompts: in place of drawn ones: token ids, text for the tokenizer.json beside ``a``, or files of either.
+        decode: the file that decodes behind the prompts that ``b`` has read.
+        decode_reference: the same for ``a``.
 
     Raises:
-        UsageError: an unknown depth, or feeds that do not fit.
+        UsageError: an unknown depth, options of another depth, or feeds or prompts that do not fit.
         InputRefusedError: a file is no model.
         CannotCheckError: ONNX Runtime is not installed.
     """
-    if depth not in DEPTHS:
-        raise UsageError(f"Depth {depth!r} is not known: choose {' or '.join(DEPTHS)}.")
+    _check_options(
+        depth, feeds, {"steps": steps, "prompts": prompts, "decode": decode, "decode_reference": decode_reference}
+    )
     require_runtime()
     a, b = Path(a), Path(b)
     report = VerifyReport(str(a), str(b), "unchecked", depth=depth, seed=seed)
     with contextlib.ExitStack() as stack:
         try:
-            prepared = prepare(a, b, memory, stack)
-            return _Check(prepared, report, feeds, progress, opt_level_check).run()
+            if depth == "generate":
+                files = Files(a, b, _path(decode_reference), _path(decode))
+                report = dataclasses.replace(
+                    report,
+                    steps=_STEPS if steps is None else steps,
+                    decode_reference=None if decode_reference is None else str(decode_reference),
+                    decode=None if decode is None else str(decode),
+                )
+                return verify_generation(
+                    files,
+                    report,
+                    prompts,
+                    memory=memory,
+                    stack=stack,
+                    progress=progress,
+                    opt_level_check=opt_level_check,
+                )
+            return verify_outputs(
+                a,
+                b,
+                report,
+                feeds,
+                memory=memory,
+                stack=stack,
+                progress=progress,
+                opt_level_check=opt_level_check,
+            )
         except CannotCheckError as error:
             return dataclasses.replace(report, reasons=(str(error),))
 
 
-class _Check:
-    """One verification: what is fed, what came out at each level, and the verdict."""
-
-    def __init__(
-        self,
-        prepared: Prepared,
-        report: VerifyReport,
-        given: Path | Mapping[str, Array] | None,
-        progress: Progress | None,
-        opt_level_check: bool,
-    ) -> None:
-        self.prepared, self.report, self.progress = prepared, report, progress
-        self.opt_level_check = opt_level_check
-        self.notes, self.warnings = list(prepared.notes), list(prepared.warnings)
-        self.pairing: Pairing = pair_outputs(*prepared.protos)
-        self.notes += self.pairing.notes
-        self.reasons = list(self.pairing.differences)
-        self.reference = read_signature(prepared.protos[0])
-        self.rewritten = read_signature(prepared.protos[1])
-        self.renamed: dict[str, str] = self._renamed_inputs()
-        self.signature = self._signature()
-        self.feeds, self.left_out = self._feeds(given)
-        self.steps, self.done = len(self.feeds) * (4 if opt_level_check else 2), 0
-
-    def _renamed_inputs(self) -> dict[str, str]:
-        """Input of the rewritten model to the input of the reference that it stands for: as told, else by order."""
-        told = renamed_inputs(*self.prepared.protos)
-        named = {c.source for pair in self.pairing.pairs for c in pair.contracts} | set(told)
-        found = {told.get(spec.name, spec.name) for spec in self.rewritten.inputs}
-        gone = [spec for spec in self.reference.inputs if spec.name not in found]
-        new = [s for s in self.rewritten.inputs if self.reference.input(s.name) is None and s.name not in named]
-        kinds = [(spec.elem_type, len(spec.dims)) for spec in gone]
-        if gone and kinds == [(spec.elem_type, len(spec.dims)) for spec in new]:
-            pairs = list(zip(new, gone, strict=True))
-            self.notes += [
-                f"input {b.name} has no namesake in the reference: fed as {a.name}, by order" for b, a in pairs
-            ]
-            return told | {b.name: a.name for b, a in pairs}
-        self.warnings += [f"input {spec.name} of the reference is gone in the rewritten model" for spec in gone]
-        return told
-
-    def _signature(self) -> Signature:
-        other = self.rewritten
-        inputs = tuple(dataclasses.replace(spec, name=self.renamed.get(spec.name, spec.name)) for spec in other.inputs)
-        merged = merge(self.reference, dataclasses.replace(other, inputs=inputs))
-        contracts = [contract for pair in self.pairing.pairs for contract in pair.contracts]
-        return with_row_inputs(merged, self.reference, contracts)
-
-    def _feeds(self, given: Path | Mapping[str, Array] | None) -> tuple[list[Feed], list[LeftOut]]:
-        if given is not None:
-            added = {spec.name for spec in self.signature.inputs if self.reference.input(spec.name) is None}
-            return given_feeds(given, self.signature, frozenset(added)), []
-        self.notes += [
-            f"input {spec.name}: what it stands for is not known, fed small random values"
-            for spec in self.signature.having(Role.UNKNOWN)
-        ]
-        return make_feeds(self.signature, self.report.seed, pad_position=self._pad_position())
-
-    def _pad_position(self) -> int | None:
-        """-1 where positions alone can tell padding: the model has no mask, or a contract reads them."""
-        masks = self.signature.having(Role.MASK, Role.MASK_ND, Role.LAST_KEY)
-        reads = any(c.index == "position" for pair in self.pairing.pairs for c in pair.contracts)
-        free = not self.signature.having(Role.SLOTS)
-        return -1 if reads or (not masks and free) else None
-
-    def run(self) -> VerifyReport:
-        """Run, compare, report."""
-        settings = self.prepared.settings
-        changed = self._changed_inputs()
-        if changed:
-            return dataclasses.replace(self.report, status="different", reasons=(*self.reasons, *changed))
-        with Store(self.prepared.kept_bytes) as first, Store(self.prepared.kept_bytes) as second:
-            numbers = self._run_both(self.prepared.traced, settings, first, second)
-            if not numbers and not self.reasons:
-                raise CannotCheckError(self._nothing_ran())
-            verdict = Judgement()
-            if numbers:
-                verdict = judge(self._bench(numbers, first, second, optimized=False, routers=True))
-                self.warnings += declared_warnings(
-                    (self.reference, self.rewritten),
-                    {**self.rewritten.letters, **self.signature.letters},
-                    self.pairing.pairs,
-                    [(number, self.feeds[number]) for number in numbers],
-                    (first, second),
-                )
-            outputs = list(verdict.outputs)
-            self.notes += verdict.notes
-            self.reasons += verdict.reasons
-            if self.opt_level_check and not self.reasons:
-                outputs += self._default_level(first)
-        return dataclasses.replace(
-            self.report,
-            status="different" if self.reasons else "equal",
-            reasons=tuple(self.reasons),
-            threads=settings.threads,
-            outputs=tuple(outputs),
-            feeds=tuple(_feed_report(self.feeds[number]) for number in numbers),
-            left_out=tuple(self.left_out),
-            routers=tuple(router.name for router, _ in self.prepared.routers),
-            tie_flips=verdict.tie_flips,
-            routed_rows=verdict.routed_rows,
-            excluded_rows=verdict.excluded_rows,
-            warnings=tuple(self.warnings),
-            notes=tuple(self.notes),
-        )
-
-    def _changed_inputs(self) -> list[str]:
-        """Inputs of another type or rank than the reference's: no feed fits both models."""
-        changed: list[str] = []
-        for spec in self.rewritten.inputs:
-            other = self.reference.input(self.renamed.get(spec.name, spec.name))
-            if other is None:
-                continue
-            kinds = [onnx.TensorProto.DataType.Name(each.elem_type).lower() for each in (spec, other)]
-            if kinds[0] != kinds[1]:
-                changed.append(f"input {spec.name} is {kinds[0]}, not {kinds[1]}")
-            elif len(spec.dims) != len(other.dims):
-                changed.append(f"input {spec.name} has {len(spec.dims)} axes, not {len(other.dims)}")
-        return changed
-
-    def _nothing_ran(self) -> str:
-        if not self.left_out:
-            return f"No feed can be made for {self.report.reference}: its fixed sizes do not go together."
-        last = self.left_out[-1]
-        return f"{self.report.reference} ran on no feed; the last, {last.feed}: {last.reason}."
-
-    def _step(self, what: str) -> None:
-        self.done += 1
-        if self.progress is not None:
-            self.progress(what, self.done, self.steps)
-
-    def _run_both(self, models: tuple[Model, Model], settings: Settings, first: Store, second: Store) -> list[int]:
-        """Run the reference, then the rewritten model; numbers of the feeds that both ran on."""
-        ours = [self._as_reference(feed) for feed in self.feeds]
-        failed = run_all(models[0], settings, ours, first, lambda name: self._step(f"reference {name}"))
-        self.left_out += [LeftOut(self.feeds[n].name, f"the reference fails: {why}") for n, why in failed.items()]
-        if len(failed) == len(self.feeds):
-            return []
-        kept = [number for number in range(len(self.feeds)) if number not in failed]
-        try:
-            broken = run_all(
-                models[1],
-                settings,
-                [self._as_rewritten(self.feeds[number]) for number in kept],
-                second,
-                lambda name: self._step(f"rewritten {name}"),
-                kept,
-            )
-        except LoadError as error:
-            if error.missing_op:
-                raise
-            # The reference loads, so the rewrite is at fault.
-            self.reasons.append(str(error).rstrip("."))
-            return []
-        for number, why in list(broken.items())[:1]:
-            more = f" (and on {len(broken) - 1} more feeds)" if len(broken) > 1 else ""
-            self.reasons.append(f"the rewritten model fails on feed {self.feeds[number].name}: {why}{more}")
-        return [number for number in kept if number not in broken]
-
-    def _as_reference(self, feed: Feed) -> Feed:
-        """Contracts speak of all rows: an input that drops rows is fed 0, which keeps them."""
-        kept = [spec.name for spec in self.signature.having(Role.KEEP)]
-        if not kept or not any(pair.contracts for pair in self.pairing.pairs):
-            return feed
-
-        def build() -> dict[str, Array]:
-            arrays = feed.build()
-            return arrays | {name: np.zeros_like(arrays[name]) for name in kept}
-
-        return dataclasses.replace(feed, build=build)
-
-    def _as_rewritten(self, feed: Feed) -> Feed:
-        if not self.renamed:
-            return feed
-
-        def build() -> dict[str, Array]:
-            arrays = feed.build()
-            return arrays | {new: arrays[old] for new, old in self.renamed.items() if old in arrays}
-
-        return dataclasses.replace(feed, build=build)
-
-    def _bench(self, numbers: list[int], first: Store, second: Store, *, optimized: bool, routers: bool) -> Bench:
-        return Bench(
-            self.signature,
-            self.feeds,
-            numbers,
-            self.pairing.pairs,
-            first,
-            second,
-            optimized,
-            self.reference.half,
-            self.prepared.routers if routers else (),
-        )
-
-    def _default_level(self, plain: Store) -> list[OutputReport]:
-        """Both at ONNX Runtime's default level, as users run them."""
-        settings = dataclasses.replace(self.prepared.settings, optimized=True)
-        left_out = len(self.left_out)
-        with Store(self.prepared.kept_bytes) as first, Store(self.prepared.kept_bytes) as second:
-            try:
-                both = self._run_both(self.prepared.models, settings, first, second)
-                bench = self._bench(both, first, second, optimized=True, routers=False)
-                verdict = judge(bench) if both else Judgement()
-                if verdict.reasons and self.prepared.routers:
-                    # A choice may have flipped at a tie: look at the choices, which costs some fusions.
-                    self.steps += 2 * len(self.feeds)
-                    both = self._run_both(self.prepared.traced, settings, first, second)
-                    bench = self._bench(both, first, second, optimized=True, routers=True)
-                    verdict = judge(bench)
-            except LoadError as error:
-                self.warnings.append(f"not compared at ONNX Runtime's default level: {error}")
-                return []
-            excused = excuse(verdict, bench, plain)
-        # Feeds that the reference takes at neither level are told once.
-        known = {each.feed for each in self.left_out[:left_out]}
-        self.warnings += [
-            f"at ONNX Runtime's default level feed {each.feed} is left out: {each.reason}"
-            for each in self.left_out[left_out:]
-            if each.feed not in known
-        ]
-        del self.left_out[left_out:]
-        if excused:
-            self.warnings.append(excused)
-        self.reasons += verdict.reasons
-        return verdict.outputs
+def _path(given: Path | str | None) -> Path | None:
+    return None if given is None else Path(given)
 
 
-def _feed_report(feed: Feed) -> FeedReport:
-    sizes = feed.sizes
-    return FeedReport(feed.name, sizes.batch, sizes.length, sizes.past, sizes.padding)
+def _check_options(depth: str, feeds: object, generating: Mapping[str, object]) -> None:
+    if depth not in DEPTHS:
+        raise UsageError(f"Depth {depth!r} is not known: choose {' or '.join(DEPTHS)}.")
+    if depth == "generate" and feeds is not None:
+        raise UsageError("Feeds are inputs of single calls, for depth outputs: give prompts to depth generate.")
+    for name, value in generating.items():
+        if value is not None and depth != "generate":
+            raise UsageError(f"Option {name} belongs to depth generate: ask for that too, or leave it out.")
+    steps = generating["steps"]
+    if isinstance(steps, int) and steps < 1:
+        raise UsageError(f"Option steps={steps} must be 1 or more: the prompt itself gives the first token.")

@@ -8,11 +8,20 @@ import math
 from typing import TYPE_CHECKING, Any, Literal
 
 from graphsurgery.equivalence.feeds import LeftOut
+from graphsurgery.equivalence.generation_report import PromptReport, TokenDifference, print_differences
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["SCHEMA", "FeedReport", "LeftOut", "OutputReport", "VerifyReport"]
+__all__ = [
+    "SCHEMA",
+    "FeedReport",
+    "LeftOut",
+    "OutputReport",
+    "PromptReport",
+    "TokenDifference",
+    "VerifyReport",
+]
 
 SCHEMA = 1
 Status = Literal["equal", "different", "unchecked"]
@@ -68,7 +77,7 @@ class VerifyReport:
         rewritten: path of the model held against it.
         status: ``equal``, ``different`` or ``unchecked``.
         reasons: why it is not ``equal``, one sentence each.
-        depth: how deep was looked; ``outputs`` for whole models.
+        depth: how deep was looked; ``outputs`` for whole models, ``generate`` for decoding.
         seed: what feeds were drawn from.
         threads: intra-op threads at each level.
         outputs: the worst of each output.
@@ -80,6 +89,11 @@ class VerifyReport:
         excluded_rows: token rows left out because they depend on a tie flip.
         warnings: what deserves a look and does not fail.
         notes: what was assumed.
+        decode_reference: the file that decodes behind the reference's prompts, where it is another.
+        decode: the file that decodes behind the rewritten model's prompts, where it is another.
+        steps: tokens that were to be decoded behind each prompt; 0 at other depths.
+        prompts: prompts that were decoded.
+        token_differences: where the tokens of a row first differ, ties included.
     """
 
     reference: str
@@ -98,6 +112,11 @@ class VerifyReport:
     excluded_rows: int = 0
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    decode_reference: str | None = None
+    decode: str | None = None
+    steps: int = 0
+    prompts: tuple[PromptReport, ...] = ()
+    token_differences: tuple[TokenDifference, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -110,13 +129,11 @@ class VerifyReport:
         return max(self.outputs, key=_severity, default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; an error without a distance is the text ``"inf"``, for JSON has no infinity."""
+        """Plain data; numbers that are none are text such as ``"inf"``, for JSON has no infinity."""
         data: dict[str, Any] = {"schema": SCHEMA, "kind": "verify", **dataclasses.asdict(self)}
         data["exit_code"] = self.exit_code
-        for output in data["outputs"]:
-            if not math.isfinite(output["error"]):
-                output["error"] = "inf"
-        return data
+        finite: dict[str, Any] = _finite(data)
+        return finite
 
     def dumps(self) -> str:
         """:meth:`to_json` as text."""
@@ -129,6 +146,9 @@ class VerifyReport:
         if self.status == "different":
             more = f" (and {len(self.reasons) - 1} more)" if len(self.reasons) > 1 else ""
             return f"different: {self.reasons[0]}{more}"
+        if self.depth == "generate":
+            decoded = sum(len(row) for prompt in self.prompts for row in prompt.tokens)
+            return f"equal: {decoded} tokens behind {len(self.prompts)} prompts (seed {self.seed})"
         count = len({output.name for output in self.outputs})
         return f"equal: {count} outputs on {len(self.feeds)} feeds (seed {self.seed})"
 
@@ -150,6 +170,12 @@ class VerifyReport:
         if self.feeds:
             listed = ", ".join(feed.name for feed in self.feeds)
             console.print(f"feeds (seed {self.seed}, {self.threads} threads): {listed}", markup=False, highlight=False)
+        if self.prompts:
+            listed = ", ".join(prompt.name for prompt in self.prompts)
+            console.print(
+                f"prompts (seed {self.seed}, {self.threads} threads): {listed}", markup=False, highlight=False
+            )
+        print_differences(self.token_differences, console)
         lines = [f"left out: {each.feed}: {each.reason}" for each in self.left_out]
         if self.routers:
             lines.append(
@@ -163,6 +189,17 @@ class VerifyReport:
             lines.append(self.summary())
         for line in lines:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _finite(value: Any) -> Any:
+    """``value`` with text in place of infinities and NaN, at any depth."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return value
 
 
 def _severity(output: OutputReport) -> float:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from graphsurgery.analysis.slices import same_size
 from graphsurgery.patterns.axes import LAYOUT_OPS, AxisTrace, trace_axes
+from graphsurgery.patterns.mask_kinds import mask_kinds
 from graphsurgery.patterns.matcher import GraphIndex, is_op, readers
 from graphsurgery.patterns.site import Refusal, Site
 
@@ -44,6 +45,7 @@ _FUSED = {
     ("com.microsoft", "DecoderMaskedMultiHeadAttention"): "DecoderMaskedMultiHeadAttention",
 }
 _MAX_CHAIN = 24
+_VISION = re.compile(r"visual|vision|image_encoder", re.IGNORECASE)
 _LAYER = re.compile(r"(?:layers?|blocks?|h|encoder|decoder)[._/](\d+)(?:[._/]|$)")
 
 
@@ -182,9 +184,11 @@ def _fused(node: ir.Node, number: int) -> FusedAttention | None:
     if slots is not None and len(node.inputs) > slots[1]:
         key, value = node.inputs[slots[0]], node.inputs[slots[1]]
         past = (key, value) if key is not None and value is not None else None
+    window = node.attributes.get("local_window_size")
+    sliding = window is not None and window.as_int() > 0
     return FusedAttention(
         id=f"attention:{number}",
-        kinds=("attention", "fused"),
+        kinds=("attention", "fused", "sliding" if sliding else "full"),
         layer=layer_of(node),
         node=node,
         operator=operator,
@@ -249,7 +253,7 @@ class _Reader:
             raise _UnreadableError(f"keys {key.base.name!r} and values {value.base.name!r} have different lengths")
         return AttentionSite(
             id=f"attention:{self._number}",
-            kinds=("attention", "decomposed"),
+            kinds=("attention", "decomposed", *self._kinds(scores, chain, length, total)),
             layer=layer_of(softmax),
             query=query,
             scores=scores,
@@ -267,6 +271,12 @@ class _Reader:
             length=length,
             total=total,
         )
+
+    def _kinds(self, scores: ir.Node, chain: tuple[ir.Node, ...], length: Dim, total: Dim) -> tuple[str, ...]:
+        inside = {output for node in (scores, *chain) for output in node.outputs}
+        outside = [item for node in chain for item in node.inputs if item is not None and item not in inside]
+        vision = ("vision",) if _VISION.search(self._softmax.metadata_props.get("namespace", "")) else ()
+        return (*mask_kinds(outside, length, total, self._shapes), *vision)
 
     def _check_softmax(self) -> None:
         softmax = self._softmax

@@ -235,7 +235,7 @@ def _fits(size: Dim, wanted: Dim, owner: ir.Value, model: ir.Model, shapes: Shap
     """
     if may_be(size, wanted):
         return True
-    if isinstance(size, int) or isinstance(wanted, int) or size.atom is None:
+    if isinstance(size, int) or size.atom is None:
         return False
     others = [item for value in fed_inputs(model) if value is not owner for item in shapes.shape(value) or ()]
     return not any(free_names(size) & free_names(item) for item in others)

@@ -15,7 +15,7 @@ from graphsurgery.analysis.cones import Cone, Edge, climb, join, outside_readers
 from graphsurgery.analysis.slices import Blocked, RowAxis
 from graphsurgery.patterns.interface import FLOATS
 from graphsurgery.patterns.norms import Norm, norm_above
-from graphsurgery.patterns.rows import batch_axis_of, holds_rows, locate_rows, selector_above
+from graphsurgery.patterns.rows import batch_axis_of, holds_rows, is_batch_major, locate_rows, selector_above
 from graphsurgery.patterns.site import Refusal, Site
 
 if TYPE_CHECKING:
@@ -195,6 +195,8 @@ class _Scout:
         if located is None:
             return self._no_rows(output, shape)
         rows, batch_axis = located
+        if rows.flat and not is_batch_major(output, rows, shapes, self._model, tokens):
+            return f"output {output.name!r} is flattened with the batches inside: the rows of one do not lie behind one another"
         cone = climb(output, rows, shapes, self._model, self._tail())
         if isinstance(cone, Blocked):
             return f"no head was found above output {output.name!r}: {cone.reason}"
@@ -322,6 +324,8 @@ def find_hidden_output(
         if name is None and (value.dtype not in FLOATS or len(shape) > 3):
             continue
         rows, batch_axis = located
+        if rows.flat and not is_batch_major(value, rows, shapes, model, tokens):
+            continue
         norm = norm_above(value, rows, shapes, index, model)
         found.append(
             HiddenOutput(

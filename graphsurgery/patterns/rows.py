@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from graphsurgery.analysis.dims import Unknown, product
-from graphsurgery.analysis.slices import RowAxis, same_size
+from graphsurgery.analysis.slices import Blocked, RowAxis, lift, same_size
 from graphsurgery.patterns.matcher import is_op
 
 if TYPE_CHECKING:
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.patterns.interface import TokenInput
 
-__all__ = ["batch_axis_of", "holds_rows", "locate_rows", "may_be", "selector_above"]
+__all__ = ["batch_axis_of", "holds_rows", "is_batch_major", "locate_rows", "may_be", "selector_above"]
 
 _SELECTORS = ("Slice", "Gather", "GatherND", "GatherElements", "Split", "Compress")
 _MAX_NODES = 64
+_MAX_VALUES = 4096
 
 
 def may_be(size: Dim, other: Dim) -> bool:
@@ -75,6 +76,29 @@ def holds_rows(shape: tuple[Dim, ...], rows: RowAxis, tokens: TokenInput) -> boo
     if isinstance(size, int) or isinstance(length, int):
         return False
     return not any(other is not None and same_size(size, other) for other in others)
+
+
+def is_batch_major(value: ir.Value, rows: RowAxis, view: ShapeView, model: ir.Model, tokens: TokenInput) -> bool:
+    """Whether the batches of a flattened value lie behind one another, as far as the graph above it tells.
+
+    A model that works on ``[S, B, H]`` flattens the other way: the rows of one batch row are B apart.
+    """
+    pending, seen = [(value, rows)], {value}
+    while pending and len(seen) < _MAX_VALUES:
+        current, at = pending.pop(0)
+        node = current.producer()
+        shape = view.shape(current)
+        if not at.flat:
+            return shape is None or holds_rows(shape, at, tokens)
+        lifted = None if node is None else lift(node, current.index() or 0, at, view, model)
+        if node is None or lifted is None or isinstance(lifted, Blocked):
+            continue
+        for index, need in lifted.rows.items():
+            item = node.inputs[index]
+            if item is not None and item not in seen:
+                seen.add(item)
+                pending.append((item, need))
+    return True
 
 
 def batch_axis_of(shape: tuple[Dim, ...], rows: RowAxis, tokens: TokenInput) -> int | None:

@@ -170,7 +170,39 @@ class Block:
         return self._finish(self._with_sink(states))
 
     def _lanes(self, lanes: list[State | None], columns: Span) -> list[State]:
-        """One key block, each lane its share of the columns."""
+        """One key block, each lane its share of the columns; passed over where the mask leaves none of it."""
+        known = [lane for lane in lanes if lane is not None]
+        needed = self._of.block_is_needed(self._rows, self._whole, columns) if len(known) == len(lanes) else None
+        if needed is None:
+            return self._all_lanes(lanes, columns)
+        if self._of.plan.skip == "where":
+            return self._chosen(needed, self._all_lanes(lanes, columns), known)
+        computed, passed = self._rewrite.body("needed", ()), self._rewrite.body("not_needed", ())
+        with self._rewrite.inside(computed):
+            computed.outputs.extend(item for state in self._all_lanes(lanes, columns) for item in state.parts())
+        with self._rewrite.inside(passed):
+            for state in known:
+                passed.outputs.extend(
+                    self._rewrite.emit("Identity", [item], name="as_before", dtype=_FLOAT) for item in state.parts()
+                )
+        bodies = {"then_branch": computed, "else_branch": passed}
+        outputs = self._rewrite.emit_holder("If", [needed], bodies, name="if_needed", outputs=3 * len(known))
+        for value in outputs:
+            value.type = ir.TensorType(_FLOAT)
+        return [State(*outputs[place : place + 3]) for place in range(0, len(outputs), 3)]
+
+    def _chosen(self, needed: ir.Value, new: list[State], old: list[State]) -> list[State]:
+        """The new statistics where the block was needed, else the old ones."""
+        chosen = []
+        for after, before in zip(new, old, strict=True):
+            pairs = zip(after.parts(), before.parts(), strict=True)
+            parts = [
+                self._rewrite.emit("Where", [needed, yes, no], name="if_needed", dtype=_FLOAT) for yes, no in pairs
+            ]
+            chosen.append(State(*parts))
+        return chosen
+
+    def _all_lanes(self, lanes: list[State | None], columns: Span) -> list[State]:
         parts = blocks_of(self._rewrite, columns, len(lanes)) if len(lanes) > 1 else [columns]
         stepped = [self._step(lane, part) for lane, part in zip(lanes, parts, strict=False)]
         return [*stepped, *(lane for lane in lanes[len(parts) :] if lane is not None)]

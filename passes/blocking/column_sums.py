@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from graphsurgery.slice_pushing import runs_along
+from graphsurgery.analysis.slices import runs_along
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -32,7 +32,9 @@ class BlockPlan:
         q_block_size: rows of a query block where a Loop walks over them; None where they are written out.
         kv_block_size: columns of a key block where a Loop walks over them.
         min_rows: below this many rows an If takes the unblocked path; 0 for no If.
-        trim: whether each query block reads only the keys between the first and the last that its mask leaves.
+        skip: what becomes of keys that the mask leaves to no row of a query block: ``trim`` reads only those from the
+            first to the last that is needed; ``if`` does not compute a key block without a needed one, ``where``
+            computes it and discards it; ``none``.
         fold: whether query heads of a group are folded into rows.
         mask: the mask that tells which keys are needed; None where nothing may be dropped.
     """
@@ -44,7 +46,7 @@ class BlockPlan:
     q_block_size: int | None = None
     kv_block_size: int | None = None
     min_rows: int = 0
-    trim: bool = False
+    skip: Literal["none", "trim", "if", "where"] = "none"
     fold: bool = True
     mask: Mask | None = None
 

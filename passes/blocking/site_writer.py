@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir as ir
 
+from graphsurgery.analysis.slices import runs_along
 from graphsurgery.passes.blocking.block import Block
 from graphsurgery.passes.blocking.column_sums import ColumnSums
 from graphsurgery.passes.blocking.plan import BlockPlan, Heads
-from graphsurgery.slice_pushing import Cuts, cut, runs_along
+from graphsurgery.slice_pushing import Cuts, cut
 from graphsurgery.spans import TO_END, Span, as_value, blocks_of, least
 
 if TYPE_CHECKING:
@@ -141,8 +142,8 @@ class SiteWriter:
     def _write_block(self, heads: Heads, rows: Span, whole: bool) -> ir.Value:
         columns = self.columns
         row_cuts = self._mask_row_cuts(rows, whole)
-        if self.plan.trim and self.plan.mask is not None and not whole:
-            columns = self.writer.needed(self.site, self.plan.mask, row_cuts, self.columns)
+        if self.plan.skip == "trim" and self.plan.mask is not None and not whole:
+            columns = self.writer.needed(self.site, self.plan.mask, row_cuts)
         query = self._query(heads, rows, whole)
         block = Block(self, heads, rows, whole, columns, query)
         spans = [columns]
@@ -154,6 +155,13 @@ class SiteWriter:
             spans = self._column_blocks(columns)
             out = block.running(spans)
         return self._guarded(out, rows, whole, spans)
+
+    def block_is_needed(self, rows: Span, whole: bool, columns: Span) -> ir.Value | None:
+        """Whether some row of a query block needs some column of a key block: a scalar; None where it always does."""
+        mask = self.plan.mask
+        if self.plan.skip not in ("if", "where") or mask is None:
+            return None
+        return self.writer.block_is_needed(self.site, mask, self._mask_row_cuts(rows, whole), columns)
 
     def _column_blocks(self, columns: Span) -> list[Span]:
         plan, site = self.plan, self.site
@@ -289,7 +297,7 @@ class SiteWriter:
                 return self.writer.few_rows_mask(site, value, everything, self.few_rows)
             return self.pusher.get(value, tuple(cuts))
         mask = self.plan.mask
-        if self.plan.trim and mask is not None and mask.value is value:
+        if self.plan.skip == "trim" and mask is not None and mask.value is value:
             return self.writer.mask_part(site, value, tuple(cuts), column_axis, columns)
         return self.pusher.get(value, (*cuts, (column_axis, columns)))
 

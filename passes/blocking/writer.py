@@ -41,7 +41,9 @@ class BlockWriter:
         self._sizes = Sizes(rewrite, shapes)
         self._pushers: dict[tuple[Dim, Dim], SlicePusher] = {}
         self._edges: dict[tuple[Dim, int], list[Span]] = {}
-        self._needed: dict[tuple[ir.Value, Span, ir.Graph], Span] = {}
+        self._needed: dict[tuple[ir.Value, Cuts, ir.Graph], Span] = {}
+        self._columns_needed: dict[tuple[ir.Value, Cuts, ir.Graph], ir.Value] = {}
+        self._blocks_needed: dict[tuple[ir.Value, Cuts, Span, ir.Graph], ir.Value] = {}
         self._mask_parts: dict[tuple[ir.Value, Span, ir.Graph], ir.Value] = {}
         self._few_masks: dict[tuple[ir.Value, int], ir.Value] = {}
         self._counts: dict[tuple[Dim, str, int], ir.Value] = {}
@@ -145,14 +147,41 @@ class BlockWriter:
             return spans
         return blocks_of(self.rewrite, Span(0, bound, bound), count)
 
-    def needed(self, site: AttentionSite, mask: Mask, rows: Cuts, columns: Span) -> Span:
+    def needed(self, site: AttentionSite, mask: Mask, rows: Cuts) -> Span:
         """From the first to the last column that some row of a block needs, whatever the batch row and head."""
-        key = (mask.value, rows[0][1] if rows else columns, self.rewrite.place)
+        key = (mask.value, rows, self.rewrite.place)
         if key not in self._needed:
-            self._needed[key] = self._find_needed(self.pusher(site).get(mask.value, rows), mask)
+            emit, one = self.rewrite.emit, self.rewrite.constant([1], "one")
+            columns = self._needed_columns(site, mask, rows)
+            first = emit("ArgMax", [columns], {"axis": 0, "keepdims": 1}, name="first_column", dtype=_INT64, shape=[1])
+            attributes = {"axis": 0, "keepdims": 1, "select_last_index": 1}
+            last = emit("ArgMax", [columns], attributes, name="last_column", dtype=_INT64, shape=[1])
+            end = emit("Add", [last, one], name="end_column", dtype=_INT64, shape=[1])
+            length = emit("Sub", [end, first], name="columns", dtype=_INT64, shape=[1])
+            self._needed[key] = Span(first, end, length)
         return self._needed[key]
 
-    def _find_needed(self, part: ir.Value, mask: Mask) -> Span:
+    def block_is_needed(self, site: AttentionSite, mask: Mask, rows: Cuts, columns: Span) -> ir.Value:
+        """Whether some row of a block needs some column of another: a boolean scalar, made once for all layers."""
+        key = (mask.value, rows, columns, self.rewrite.place)
+        if key not in self._blocks_needed:
+            emit = self.rewrite.emit
+            part = cut(self.rewrite, self._needed_columns(site, mask, rows), ((0, columns),), name="needed_of_block")
+            most = self.reduce("ReduceMax", part, 0, keep=False, name="most_needed", dtype=_FLOAT)
+            half = self.rewrite.constant(np.asarray(0.5, np.float32), "half")
+            self._blocks_needed[key] = emit(
+                "Greater", [most, half], name="block_needed", dtype=ir.DataType.BOOL, shape=[]
+            )
+        return self._blocks_needed[key]
+
+    def _needed_columns(self, site: AttentionSite, mask: Mask, rows: Cuts) -> ir.Value:
+        """1 for each column that some row of a block needs, 0 for the others, float32 ``[T]``."""
+        key = (mask.value, rows, self.rewrite.place)
+        if key not in self._columns_needed:
+            self._columns_needed[key] = self._find_needed(self.pusher(site).get(mask.value, rows), mask)
+        return self._columns_needed[key]
+
+    def _find_needed(self, part: ir.Value, mask: Mask) -> ir.Value:
         emit, constant = self.rewrite.emit, self.rewrite.constant
         boolean = ir.DataType.BOOL
         rank = self.shapes.rank(mask.value) or 4
@@ -161,22 +190,15 @@ class BlockWriter:
             number = emit("Cast", [attended], {"to": int(_FLOAT)}, name="attended_number", dtype=_FLOAT)
             some = self.reduce("ReduceMax", number, rank - 1, name="row_has_key", dtype=_FLOAT)
             # A row with a key needs what is attended; a row without needs every column.
-            keep = emit(
-                "GreaterOrEqual" if self.rewrite.opset >= 12 else "Equal", [number, some], name="needed", dtype=boolean
-            )
+            keep = emit("GreaterOrEqual", [number, some], name="needed", dtype=boolean)
         else:
-            top = self.reduce("ReduceMax", part, rank - 1, name="row_maximum", dtype=part.dtype)
-            low = np.asarray(LOW, dtype=part.dtype.numpy() if part.dtype is not None else np.float32)
-            limit = emit("Add", [top, constant(low, "low")], name="limit", dtype=part.dtype)
+            dtype = self.shapes.dtype(mask.value) or _FLOAT
+            top = self.reduce("ReduceMax", part, rank - 1, name="row_maximum", dtype=dtype)
+            limit = emit("Add", [top, constant(np.asarray(LOW, dtype.numpy()), "low")], name="limit", dtype=dtype)
             below = emit("Less", [part, limit], name="not_needed", dtype=boolean)
             keep = emit("Not", [below], name="needed", dtype=boolean)
         number = emit("Cast", [keep], {"to": int(_FLOAT)}, name="needed_number", dtype=_FLOAT)
-        columns = self.reduce("ReduceMax", number, *range(rank - 1), keep=False, name="needed_columns", dtype=_FLOAT)
-        first = emit("ArgMax", [columns], {"axis": 0, "keepdims": 1}, name="first_column", dtype=_INT64, shape=[1])
-        attributes = {"axis": 0, "keepdims": 1, "select_last_index": 1}
-        last = emit("ArgMax", [columns], attributes, name="last_column", dtype=_INT64, shape=[1])
-        end = emit("Add", [last, constant([1], "one")], name="end_column", dtype=_INT64, shape=[1])
-        return Span(first, end, emit("Sub", [end, first], name="columns", dtype=_INT64, shape=[1]))
+        return self.reduce("ReduceMax", number, *range(rank - 1), keep=False, name="needed_columns", dtype=_FLOAT)
 
     def mask_part(self, site: AttentionSite, mask: ir.Value, rows: Cuts, column_axis: int, columns: Span) -> ir.Value:
         """The columns that a block of rows needs, cut from the mask of these rows; made once for all layers."""

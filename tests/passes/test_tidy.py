@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
@@ -11,6 +13,8 @@ from graphsurgery.errors import UsageError
 from graphsurgery.model_io import load, save
 from graphsurgery.passes.tidy import Tidy
 from graphsurgery.pipeline import EXACT_OUTPUTS_KEY, Pipeline, provenance
+from tests.interface_helpers import assert_same_outputs
+from tests.oracle import run, session
 from tests.small_models import CHAIN, node_of, op_types, parse, value_of
 
 LITTERED = """
@@ -129,3 +133,171 @@ def test_no_tensor_is_read(cases_dir, monkeypatch):
     result = Tidy()(model)
     assert result.modified
     assert "lm_head.weight" not in model.graph.initializers
+
+
+# ---- duplicates, functions, identities ----------------------------------------------------------------------------
+
+TWINS = """
+<ir_version: 9, opset_import: ["" : 18]>
+twins (float[4] x, bool flag, float[1] given = {1}) => (float[4] y, float[1] z)
+<float[1] one = {1}, float[1] two = {2}, float[1] z = {1}, float[1] again = {1}, int32[1] whole = {1065353216}>
+{
+    a = Add (x, one)
+    b = Add (a, again)
+    c = Add (b, given)
+    k = Constant <value = float[1] {2}> ()
+    l = Constant <value_floats = [2.0]> ()
+    m = Constant <value = int32[1] {1065353216}> ()
+    d = Mul (c, k)
+    e = Mul (d, l)
+    f = Cast <to = 1> (m)
+    g = Cast <to = 1> (whole)
+    h = Sum (e, f, g, two)
+    y = If (flag) <
+        then_branch = then_part () => (float[4] t) { p = Constant <value = float[1] {3}> ()  q = Constant <value = float[1] {3}> ()
+            r = Add (h, p)  t = Add (r, q) },
+        else_branch = else_part () => (float[4] u) { u = Abs (h) }
+    >
+}
+"""
+
+
+def test_of_equal_constants_the_first_stays():
+    model = parse(TWINS)
+    report = Pipeline([Tidy()], check=True)(model)
+    assert [(site.id, site.status, site.detail) for site in report.passes[0].sites] == [
+        # `again` is `one`; k and l are `two`; m is `whole`, which is an int32 of the same bytes as a float 1.
+        ("duplicates:main", "rewritten", {"nodes": 3, "initializers": 1, "external": 0}),
+        ("duplicates:then_part", "rewritten", {"nodes": 1, "initializers": 0, "external": 0}),
+    ]
+    assert report.passes[0].sites[0].reason == "3 Constant nodes and 1 initializers were merged with equal ones"
+    # An output and an input that may be fed keep their own.
+    assert set(model.graph.initializers) == {"given", "one", "two", "z", "whole"}
+    assert not Pipeline([Tidy()])(model).changed
+
+
+def test_merged_constants_compute_the_same():
+    model, tidied = parse(TWINS), parse(TWINS)
+    Tidy()(tidied)
+    for flag in (True, False):
+        feeds = {"x": np.float32([1, -2, 3, -4]), "flag": np.array(flag), "given": np.float32([5])}
+        before, after = (run(session(item), feeds) for item in (model, tidied))
+        assert {name: array.tobytes() for name, array in before.items()} == {
+            name: array.tobytes() for name, array in after.items()
+        }
+
+
+def test_duplicates_may_stay():
+    model = parse(TWINS)
+    assert not Tidy(duplicates=False)(model).modified
+
+
+def test_large_tensors_are_not_compared_and_external_ones_by_reference():
+    model = parse(CHAIN)
+    values = []
+    for name, offset in (("a0", 0), ("a1", 0), ("b0", 4096)):
+        tensor = ir.ExternalTensor("w.data", offset, 4096, ir.DataType.FLOAT, shape=ir.Shape([256, 4]), name=name)
+        values.append(ir.Value(name=name, const_value=tensor))
+    zeros = np.zeros((256, 4), np.float32)
+    values += [ir.Value(name=name, const_value=ir.tensor(zeros, name=name)) for name in ("l0", "l1")]
+    for value in values:
+        model.graph.register_initializer(value)
+        node = ir.node("Neg", [value])
+        node.outputs[0].name = f"out_{value.name}"
+        model.graph.append(node)
+        model.graph.outputs.append(node.outputs[0])
+    (site,) = Tidy()(model).report.sites
+    assert (site.id, site.detail) == ("duplicates:main", {"nodes": 0, "initializers": 1, "external": 1})
+    assert list(model.graph.initializers) == ["a0", "b0", "l0", "l1"]
+
+
+FUNCTIONS = """
+<ir_version: 9, opset_import: ["" : 18, "local" : 1]>
+g (float[4] x, bool flag) => (float[4] y)
+{
+    y = If (flag) <
+        then_branch = then_part () => (float[4] t) { t = local.used (x) },
+        else_branch = else_part () => (float[4] e) { e = Abs (x) }
+    >
+}
+<domain: "local", opset_import: ["" : 18, "local" : 1]>
+used (v) => (w) { w = local.inner (v) }
+<domain: "local", opset_import: ["" : 18]>
+inner (v) => (w) { w = Neg (v) }
+<domain: "local", opset_import: ["" : 18, "local" : 1]>
+spare (v) => (w) { w = local.deep (v) }
+<domain: "local", opset_import: ["" : 18]>
+deep (v) => (w) { lost = Exp (v)  w = Neg (v) }
+"""
+
+
+def test_functions_that_nothing_calls_go():
+    model = parse(FUNCTIONS)
+    report = Pipeline([Tidy()], check=True)(model)
+    assert [(site.id, site.reason, site.detail) for site in report.passes[0].sites] == [
+        (
+            "functions:uncalled",
+            "2 functions that nothing calls were removed",
+            {"functions": ["local::spare", "local::deep"]},
+        )
+    ]
+    assert [function.name for function in model.functions.values()] == ["used", "inner"]
+    assert model.opset_imports == {"": 18, "local": 1}
+
+
+def test_functions_of_a_model_that_has_some_stay(cases_dir):
+    model = load(cases_dir / "f04_model_already_has_functions.onnx")
+    before = len(model.functions)
+    Tidy()(model)
+    assert len(model.functions) == before == 3
+
+
+IDLE = """
+<ir_version: 9, opset_import: ["" : 18]>
+g (float[4] x) => (float[4] y, float[4] z)
+{
+    a = Identity (x)
+    b = Identity (a)
+    c = Neg (b)
+    y = Identity (c)
+    d = Identity (y)
+    z = Abs (d)
+}
+"""
+
+
+def test_identities_go_on_request():
+    model = parse(IDLE)
+    assert not Tidy()(model).modified
+    report = Pipeline([Tidy(identities=True)], check=True)(model)
+    assert [(site.id, site.reason) for site in report.passes[0].sites] == [
+        ("identities:main", "3 Identity nodes were passed over")
+    ]
+    assert op_types(model) == ["Neg", "Identity", "Abs"]
+    assert [value.name for value in model.graph.outputs] == ["y", "z"]
+    assert not Pipeline([Tidy(identities=True)])(model).changed
+
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+SAMPLE = ("llama_qdq", "optimum_llama", "genai_gptoss")
+
+
+def check_outputs(name: str) -> None:
+    model, tidied = (load(FIXTURES / name / "model.onnx") for _ in range(2))
+    report = Pipeline([Tidy(identities=True)], check=True)(tidied)
+    assert_same_outputs(model, tidied, FIXTURES / name)
+    assert not Pipeline([Tidy(identities=True)])(tidied).changed
+    assert report.passes[0].nodes_after <= report.passes[0].nodes_before
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_exports_compute_the_same(name):
+    check_outputs(name)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "name", sorted(p.parent.name for p in FIXTURES.glob("*/model.onnx") if p.parent.name not in SAMPLE)
+)
+def test_all_exports_compute_the_same(name):
+    check_outputs(name)

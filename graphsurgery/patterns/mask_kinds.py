@@ -1,0 +1,83 @@
+"""What a mask lets a query see, as far as the graph tells: earlier keys only, a window of them, or any.
+
+Read from the comparisons between row numbers and column numbers that the mask is made of: a column that may be at most
+the row is causal; a column that must be more than the row less something is a window.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from graphsurgery.analysis.slices import runs_along
+from graphsurgery.patterns.matcher import is_op
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import onnx_ir as ir
+
+    from graphsurgery.analysis.dims import Dim
+    from graphsurgery.analysis.shapes import ShapeView
+
+__all__ = ["mask_kinds"]
+
+_COMPARISONS = {"Less": -1, "LessOrEqual": -1, "Greater": 1, "GreaterOrEqual": 1}
+_BODY = frozenset(
+    {
+        *("And", "Or", "Not", "Where", "Cast", "Identity", "Expand", "Unsqueeze", "Squeeze", "Reshape", "Slice"),
+        *("Mul", "Add", "Sub", "Concat", "Transpose", "Gather", "GatherND", "Max", "Min"),
+    }
+)
+_MAX_NODES = 200
+
+
+def mask_kinds(operands: Sequence[ir.Value], length: Dim, total: Dim, view: ShapeView) -> tuple[str, ...]:
+    """``causal`` or not, and ``sliding`` or ``full``, from the operands of a chain that have columns.
+
+    Args:
+        operands: what the chain takes from outside.
+        length: S.
+        total: T.
+        view: shapes.
+    """
+    above = below = False
+    pending, seen = list(operands), set[object]()
+    while pending and len(seen) < _MAX_NODES:
+        value = pending.pop()
+        node = value.producer()
+        if node is None or node in seen or node.domain:
+            continue
+        seen.add(node)
+        if node.op_type in _COMPARISONS:
+            side = _bound(node, length, total, view)
+            above |= side > 0
+            below |= side < 0
+        elif node.op_type in _BODY:
+            pending += [item for item in node.inputs if item is not None]
+        elif is_op(node, "Trilu"):
+            above = True
+    causal = ("causal",) if above else ()
+    return (*causal, "sliding" if below else "full")
+
+
+def _bound(node: ir.Node, length: Dim, total: Dim, view: ShapeView) -> int:
+    """1 where the comparison bounds columns from above by rows, -1 from below, 0 where it is something else."""
+    left, right = node.inputs[0], node.inputs[1]
+    if left is None or right is None:
+        return 0
+    sides = [_axis(item, length, total, view) for item in (left, right)]
+    direction = _COMPARISONS[node.op_type]
+    if sides == ["columns", "rows"]:
+        return -direction
+    if sides == ["rows", "columns"]:
+        return direction
+    return 0
+
+
+def _axis(value: ir.Value, length: Dim, total: Dim, view: ShapeView) -> str:
+    shape = view.shape(value)
+    if shape is None or not shape:
+        return ""
+    if shape[-1] != 1 and runs_along(shape[-1], total):
+        return "columns" if len(shape) < 2 or shape[-2] == 1 else ""
+    return "rows" if len(shape) >= 2 and shape[-1] == 1 and runs_along(shape[-2], length) else ""

@@ -1,0 +1,216 @@
+"""bind-dims on stock exports: what is left of them, and the same bits as the export computes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphsurgery.analysis.shapes import shapes_of
+from graphsurgery.equivalence.verify import verify_models
+from graphsurgery.model_io import load, save
+from graphsurgery.patterns.roles import find_size_roles
+from graphsurgery.pipeline import Pipeline
+from tests.passes.bound_runs import assert_same, bind, drawn_feeds, is_static, shape_nodes
+from tests.small_models import op_types
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+INLINE = [
+    "deepseek_v3_batched",
+    "gemma2",
+    "gpt2",
+    "gpt_oss_grouped",
+    "llama",
+    "llama_opset23",
+    "llama_static",
+    "optimum_llama",
+    "optimum_gpt_oss",
+    "qwen3",
+]
+ALL = sorted(str(path.relative_to(FIXTURES)) for path in FIXTURES.rglob("*.onnx"))
+# Names that have no role: head sizes, and tokens that an image replaces.
+NAMED = {"genai_llama": "kv_cache_dim:16", "genai_gptoss": "kv_cache_dim:16", "language_model": "s1:2"}
+
+
+def fixture(name: str) -> ir.Model:
+    return load(FIXTURES / name / "model.onnx")
+
+
+def spec_for(path: str, batch: int, seq: int, past: int) -> str:
+    """Everything bound, with the options that the model has."""
+    model = load(FIXTURES / path)
+    roles = find_size_roles(model, shapes_of(model)).named()
+    options = [f"batch={batch}", f"seq={seq}"]
+    options += [f"past={past}"] if "past" in roles or past == 0 else []
+    options += ["context=32"] if "context" in roles else []
+    options += [f"dims=[{named}]" for part, named in NAMED.items() if part in path]
+    return ",".join(options)
+
+
+# Nodes before, after, and Shape nodes before.
+COUNTS = [
+    ("llama", "batch=1,seq=16,past=0", 260, 230, 6),
+    ("llama", "batch=2,seq=1,past=24", 260, 230, 6),
+    ("llama_opset23", "batch=1,seq=16,past=0", 147, 135, 3),
+    ("llama_static", "batch=1,seq=16,context=32", 299, 252, 15),
+    ("gemma2", "batch=1,seq=16,past=0", 377, 358, 4),
+    ("gpt2", "batch=1,seq=16,past=0", 186, 154, 6),
+    ("gpt_oss_grouped", "batch=1,seq=1,past=24", 712, 664, 16),
+    ("optimum_llama", "batch=1,seq=16,past=0", 621, 280, 39),
+    ("optimum_llama", "batch=2,seq=1,past=24", 621, 280, 39),
+    ("genai_llama", "batch=1,seq=16,past=0,dims=[kv_cache_dim:16]", 33, 29, 1),
+]
+
+
+@pytest.mark.parametrize(("name", "spec", "before", "after", "shapes"), COUNTS)
+def test_counts(name, spec, before, after, shapes):
+    model = fixture(name)
+    assert len(shape_nodes(model)) == shapes
+    report = bind(model, spec)
+    assert (report.nodes_before, report.nodes_after) == (before, after)
+    assert shape_nodes(model) == []
+    assert all(is_static(value) for value in (*model.graph.inputs, *model.graph.outputs))
+    assert report.warnings == []
+
+
+def test_what_stays_of_llama_is_its_mathematics():
+    model = fixture("llama")
+    before = op_types(model)
+    bind(model, "batch=1,seq=16,past=0")
+    after = op_types(model)
+    gone = {kind: before.count(kind) - after.count(kind) for kind in set(before)}
+    assert {kind: count for kind, count in gone.items() if count} == {
+        "Shape": 6,
+        "Gather": 3,
+        "Slice": 6,
+        "Concat": 9,
+        "Add": 1,
+        "Reshape": 5,
+    }
+    # The mask is still made of ranges.
+    assert after.count("Range") == before.count("Range") == 2
+
+
+def test_sizes_that_depend_on_data_stay():
+    model = fixture("optimum_qwen3_moe")
+    bind(model, "batch=2,seq=5,past=3")
+    assert len(shape_nodes(model)) == 32
+    shapes = shapes_of(model)
+    for node in model.graph:
+        if node.op_type == "Shape":
+            value = node.inputs[0]
+            assert value is not None
+            assert not all(isinstance(size, int) for size in shapes.shape(value) or ())
+
+
+def test_more_tokens_than_the_exporter_fixed():
+    model = fixture("qwen3_5_moe")
+    with pytest.raises(Exception, match=r"^The graph cannot run with batch=1 and seq=100: node 'node_mul_\d+' \(Mul\) "):
+        bind(model, "batch=1,seq=100,past=0")
+
+
+def test_every_past_of_sliding_layers_is_bound():
+    report = bind(fixture("gpt_oss_grouped"), "past=24")
+    assert [site.id for site in report.sites if site.status == "rewritten"] == ["dim:s39", "dim:s8"]
+
+
+def test_prefill_then_decode_from_one_export():
+    prefill, decode = fixture("llama"), fixture("llama")
+    bind(prefill, "batch=1,seq=16,past=0")
+    bind(decode, "batch=1,seq=1,past=16")
+    handed_on = {
+        given.name.removeprefix("input."): list(given.shape or ()) for given in decode.graph.inputs if "cache" in given.name
+    }
+    made = {value.name.removeprefix("output."): list(value.shape or ()) for value in prefill.graph.outputs[1:]}
+    assert handed_on == made
+
+
+@given(
+    st.sampled_from(INLINE),
+    st.integers(1, 3),
+    st.one_of(st.just(1), st.integers(2, 20)),
+    st.one_of(st.just(0), st.integers(1, 20)),
+    st.integers(0, 1000),
+)
+@settings(max_examples=8)
+def test_random_sizes_on_exports(name, batch, seq, past, seed):
+    model = fixture(name)
+    bind(model, spec_for(f"{name}/model.onnx", batch, seq, past))
+    assert shape_nodes(model) == []
+    proto = onnx.load(str(FIXTURES / name / "model.onnx"))  # noqa: TID251 - a tiny model, as ONNX Runtime reads it
+    for feeds in drawn_feeds(model, 2, seed):
+        assert_same(proto, model, feeds)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("path", ALL)
+@pytest.mark.parametrize(("batch", "seq", "past"), [(1, 16, 0), (2, 1, 24), (2, 5, 7)])
+def test_every_export_is_verified(path, batch, seq, past, tmp_path):
+    model = load(FIXTURES / path)
+    spec = spec_for(path, batch, seq, past)
+    report = Pipeline([f"bind-dims{{{spec}}}"], check=True)(model)
+    assert report.changed
+    shapes = shapes_of(model)
+    for node in model.graph.all_nodes():
+        if node.op_type in ("Shape", "Size"):
+            value = node.inputs[0]
+            assert value is not None
+            assert not all(isinstance(size, int) for size in shapes.shape(value) or ())
+    assert all(is_static(value) for value in model.graph.outputs)
+    save(model, tmp_path / "bound.onnx", weights="copy")
+    verdict = verify_models(FIXTURES / path, tmp_path / "bound.onnx", opt_level_check=False)
+    assert verdict.status == "equal", verdict.reasons
+    assert all(output.limit == 0 for output in verdict.outputs)
+    again = load(tmp_path / "bound.onnx")
+    assert not Pipeline([f"bind-dims{{{spec}}}"])(again).changed
+
+
+# ---- time ---------------------------------------------------------------------------------------------------------
+
+
+def _calls(path: Path) -> int:
+    """How many Python functions bind-dims calls on the model at ``path``."""
+    model = load(path)
+    bind_dims = Pipeline(["bind-dims{batch=1,seq=16,past=0}"])
+    count = 0
+
+    def note(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(note)
+    try:
+        bind_dims(model)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def _grown(folder: Path, layers: int, experts: int) -> Path:
+    sys.path.insert(0, str(FIXTURES))
+    from grow import grow
+
+    target = folder / f"{layers}x{experts}.onnx"
+    grow(FIXTURES / "qwen3_moe_grouped" / "model.onnx", target, layers=layers, experts=experts, data=False)
+    return target
+
+
+def test_work_is_linear_in_layers_and_experts(tmp_path):
+    small, deep, wide = (_calls(_grown(tmp_path, *size)) for size in ((3, 8), (12, 8), (3, 32)))
+    # Four times the layers, then four times the experts.
+    assert deep < 4.2 * small
+    assert wide < 4.2 * small
+
+
+@pytest.mark.full
+def test_work_is_linear_up_to_50k_nodes(tmp_path):
+    small, large = (_calls(_grown(tmp_path, layers, 128)) for layers in (12, 48))
+    assert large < 4.2 * small

@@ -107,7 +107,12 @@ def _compare_directories(a: Path, b: Path) -> Iterator[ModelDiff]:
 
 def _model_files(directory: Path) -> dict[str, Path]:
     found = {}
-    for top, directories, names in os.walk(directory):
+
+    def refuse(error: OSError) -> None:
+        message = f"{error.filename} cannot be listed ({error.strerror}): check the path and its permissions."
+        raise InputRefusedError(message) from error
+
+    for top, directories, names in os.walk(directory, onerror=refuse):
         directories[:] = [name for name in directories if name not in _BOOKKEEPING and not is_temporary(name)]
         for name in names:
             if name.endswith(".onnx") and not is_temporary(name):
@@ -218,14 +223,14 @@ def _notes(a: ir.Model, b: ir.Model, interface: Interface, found: Differences) -
         yield f"symbols of dims renamed: {', '.join(f'{one} -> {other}' for one, other in interface.symbols)}"
     yield from _metadata_notes(a.metadata_props, b.metadata_props)
     if found.metadata:
-        yield f"the metadata of {found.metadata} nodes differs"
+        yield f"metadata differs at {_counted(found.metadata, 'node')}"
     if found.declared:
-        yield f"the declared type or shape of {found.declared} values differs"
+        yield f"declared type or shape differs at {_counted(found.declared, 'value')}"
 
 
 def _count_notes(functions: Mapping[str, tuple[int | None, int | None]], sizes: Mapping[str, Size]) -> Iterator[str]:
     for name, counts in functions.items():
-        before, after = ("absent" if count is None else f"{count} nodes" for count in counts)
+        before, after = ("absent" if count is None else _counted(count, "node") for count in counts)
         if before != after:
             yield f"function {name}: {before} -> {after}"
     for size, what in (("stored_nodes", "nodes in the file, functions once"), ("initializers", "initializers")):
@@ -238,3 +243,7 @@ def _metadata_notes(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Itera
     changed = [name for name in sorted({*ours, *theirs}) if ours.get(name) != theirs.get(name)]
     if changed:
         yield f"metadata of the model: {', '.join(changed)}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

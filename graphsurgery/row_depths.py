@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from graphsurgery.analysis.cones import Cone, Edge, climb, join, outside_readers
 from graphsurgery.analysis.deep_cones import deepen
 from graphsurgery.analysis.slices import Blocked, Lift, RowAxis, lift
+from graphsurgery.patterns.dynamic_products import is_dynamic_product
 from graphsurgery.patterns.lm_head import HiddenOutput, LMHead
 from graphsurgery.patterns.matcher import GraphIndex
 from graphsurgery.row_edit import unplaced
@@ -91,6 +92,9 @@ def _through_layers(depths: list[Depth], model: ir.Model, shapes: Shapes, tokens
         made = [value for value in node.outputs if value.uses()]
         reader = place(made[0], rows, shapes, tokens) if made else None
         if reader is None:
+            return False
+        # One scale for all rows is computed from what such a product reads.
+        if any(is_dynamic_product(use.node, model) for value in made for use in value.uses()):
             return False
         for index, need in lifted.rows.items():
             item = node.inputs[index]

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from graphsurgery.analysis.cones import size_readers
+from graphsurgery.patterns.dynamic_products import is_dynamic_product
+from graphsurgery.product_parts import write_out
 from graphsurgery.row_pushing import RowPusher
 from graphsurgery.row_selection import dim_name, place
 from graphsurgery.shape_patches import patch_operand, restore_size
@@ -49,9 +51,12 @@ def prune_cone(
     """
     selected: dict[ir.Value, ir.Value] = {}
     pusher = RowPusher(rewrite, selector, view, tokens)
+    fused = [edge for edge in cone.frontier if is_dynamic_product(edge.node, rewrite.model)]
     for edge in cone.frontier:
         at = place_edge(edge, cone, view, tokens)
         assert at is not None
+        if edge in fused:
+            continue
         selected[edge.value] = pusher.select(edge.value, at)
         rewrite.reroute(edge.node, edge.index, selected[edge.value])
     for node, patch in cone.patches:
@@ -73,6 +78,10 @@ def prune_cone(
     for value, rows in cone.values.items():
         _declare(value, rows, cone, selector, view)
     _forget_others(cone, rewrite.model)
+    for edge in fused:
+        at = place_edge(edge, cone, view, tokens)
+        assert at is not None
+        selected[edge.value] = write_out(rewrite, edge.node, at, selector, view)
     return selected
 
 

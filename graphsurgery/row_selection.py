@@ -152,24 +152,24 @@ class RowSelector:
             indices = self._flat_indices() if rows.flat and self._tokens.batch != 1 else self._stream_indices()
             rewrite.after(value)
             return rewrite.emit("Gather", [value, indices], {"axis": rows.axis}, name="rows", dtype=dtype, shape=kept)
-        indices = self.indices()
-        rewrite.after(value)
         if at.shared:
-            return self._select_shared(value, indices, at, dtype)
+            return self._select_shared(value, at, dtype)
         if (at.batch_axis, rows.axis) == (0, 1):
-            return self._gather_batched(value, indices, dtype, kept)
+            return self._gather_batched(value, dtype, kept)
         assert shape is not None
         assert at.batch_axis is not None
         rest = [axis for axis in range(len(shape)) if axis not in (at.batch_axis, rows.axis)]
         order = [at.batch_axis, rows.axis, *rest]
+        rewrite.after(value)
         front = rewrite.emit("Transpose", [value], {"perm": order}, name="batch_first", dtype=dtype)
-        picked = self._gather_batched(front, indices, dtype, None)
+        picked = self._gather_batched(front, dtype, None)
         back = [order.index(axis) for axis in range(len(order))]
         return rewrite.emit("Transpose", [picked], {"perm": back}, name="rows_in_place", dtype=dtype, shape=kept)
 
-    def _select_shared(self, value: ir.Value, indices: ir.Value, at: Placement, dtype: ir.DataType | None) -> ir.Value:
+    def _select_shared(self, value: ir.Value, at: Placement, dtype: ir.DataType | None) -> ir.Value:
         """Rows that are the same for all batches, picked for each: ``[1, .., S, ...]`` becomes ``[B, .., N, ...]``."""
-        rewrite = self._rewrite
+        rewrite, indices = self._rewrite, self.indices()
+        rewrite.after(value)
         if at.rows.axis:
             value = squeeze(rewrite, value, range(at.rows.axis), name="rows_of_all")
         picked = rewrite.emit("Gather", [value, indices], {"axis": 0}, name="rows", dtype=dtype)
@@ -178,14 +178,14 @@ class RowSelector:
     def _gather_batched(
         self,
         value: ir.Value,
-        indices: ir.Value,
         dtype: ir.DataType | None,
         kept: list[int | str | None] | None,
     ) -> ir.Value:
         """``value[b, indices[b]]`` for a batch-first value ``[B, S, ...]``."""
-        rewrite, keep = self._rewrite, self._plan.keep
+        rewrite = self._rewrite
         if rewrite.opset >= 12:
-            wide = unsqueeze(rewrite, indices, [2], name="row_indices", shape=[self._batch_name(), keep, 1])
+            wide = self._wide_indices()
+            rewrite.after(value)
             return rewrite.emit("GatherND", [value, wide], {"batch_dims": 1}, name="rows", dtype=dtype, shape=kept)
         # Before opset 12 GatherND has no batch axes: the batch number goes into the indices.
         pairs = self._batch_pairs()
@@ -245,6 +245,14 @@ class RowSelector:
         """Row numbers within a packed stream or a batch of 1, int64 ``[R*N]``."""
         return self._once(
             "stream_indices", lambda: reshape(self._rewrite, self.indices(), [-1], name="stream_row_indices")
+        )
+
+    def _wide_indices(self) -> ir.Value:
+        """Row numbers within S, each an index of its own: int64 ``[B, N, 1]``."""
+        shape = [self._batch_name(), self._plan.keep, 1]
+        return self._once(
+            "wide_indices",
+            lambda: unsqueeze(self._rewrite, self.indices(), [2], name="row_indices", shape=shape),
         )
 
     def _batch_pairs(self) -> ir.Value:

@@ -133,12 +133,15 @@ class BlockAttention(Pass):
     def _usable(self, site: AttentionSite, model: ir.Model) -> Site:
         """The site, or a refusal where an option cannot be honoured for it."""
         opset = model.opset_imports.get("", 1)
+        site_rank = shapes_of(model).shape(site.product.outputs[0]) or ()
         plan_needs = _LOOP_OPSET if self._loops(site.length) else 11
         reason = None
         if self.site_done(site):
             reason = "already blocked: an earlier run made its nodes"
         elif site.probabilities_read is not None:
             reason = f"its scores or probabilities are also read by {site.probabilities_read}"
+        elif len(site_rank) == 3 and not (isinstance(site.heads, int) and isinstance(site_rank[-1], int)):
+            reason = "batch and heads are on one axis, and the number of heads or features is not known"
         elif opset < plan_needs:
             reason = f"the model imports opset {opset}; blocks need {plan_needs}: convert it first"
         elif self._key_blocks_wanted() and (why := keys_blockable(site)) is not None:

@@ -8,46 +8,49 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import onnx_ir as ir
 
+from graphsurgery.analysis.dims import Expr, free_names
 from graphsurgery.analysis.shapes import shapes_of
 from graphsurgery.errors import UsageError
-from graphsurgery.model_io import reserved_names
-from graphsurgery.pass_base import Pass, unknown_name
+from graphsurgery.pass_base import REPORTS_KEY, Pass, unknown_name
 from graphsurgery.patterns.interface import find_attention_mask, find_position_ids, find_token_input
 from graphsurgery.patterns.io_names import CONVENTIONS, ConventionName, fill, template_fields
 from graphsurgery.patterns.kv_cache import find_caches
 from graphsurgery.patterns.lm_head import LMHead, find_lm_heads
 from graphsurgery.patterns.matcher import GraphIndex
+from graphsurgery.patterns.roles import find_size_roles
 from graphsurgery.patterns.site import Refusal, Site
+from graphsurgery.rename_clashes import Port, find_clashes
 from graphsurgery.renames import rename_interface
 from graphsurgery.site_report import Detail, PassReport, SiteReport
+from graphsurgery.symbol_names import declared_symbols, rename_symbols
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from graphsurgery.analysis.shapes import Shapes
     from graphsurgery.patterns.kv_cache import CacheSite
+    from graphsurgery.patterns.roles import SizeRole, SizeRoles
 
 __all__ = ["RenameIO"]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Port:
-    """An input or an output (``side``) by name."""
-
-    side: str
-    name: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Rename(Site):
     """What one site renames: each port and its new name, unchanged ones included."""
 
-    ports: tuple[tuple[_Port, str], ...]
+    ports: tuple[tuple[Port, str], ...]
     cache: CacheSite | None = None
     explicit: bool = False
 
-    def changes(self) -> list[tuple[_Port, str]]:
+    def changes(self) -> list[tuple[Port, str]]:
         return [(port, new) for port, new in self.ports if port.name != new]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Symbols(Site):
+    """Symbolic sizes and their new names."""
+
+    names: Mapping[str, str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,6 +78,9 @@ class RenameIO(Pass):
         inputs: a template for the inputs of caches in place of the convention's: it may hold ``{layer}`` and ``{kind}``.
         outputs: a template for the outputs; it may hold ``{input}`` too.
         prefix: of retained states of one of several sub-models: ``past_key.i_<prefix>_RetainedState``.
+        symbols: rename symbolic sizes as well, in every declared shape: ``batch_size``, ``seq_len``, ``ctx_len`` (slots of
+            a fixed-size cache), ``past_len``, ``total_len`` with ``retained-state``. A second size of one role, such as
+            the past of sliding layers, gets a number behind it.
 
     Raises:
         UsageError: ``names`` speaks of what is not there, or asks for a name that is taken.
@@ -88,6 +94,7 @@ class RenameIO(Pass):
     inputs: str = ""
     outputs: str = ""
     prefix: str = ""
+    symbols: bool = False
 
     def check_options(self) -> None:
         """See :meth:`Pass.check_options`."""
@@ -108,6 +115,13 @@ class RenameIO(Pass):
                 raise UsageError(f"Option {option}={template!r} of pass {self.name} may hold {listed} in braces only.")
         if self.prefix and self._convention() != "retained-state":
             raise UsageError(f"Option prefix={self.prefix!r} of pass {self.name} belongs to to=retained-state.")
+
+        if self.symbols and not self._sizes():
+            raise UsageError(f"Option symbols of pass {self.name} needs to=retained-state, genai or optimum.")
+
+    def _sizes(self) -> Mapping[SizeRole, str]:
+        convention = self._convention()
+        return CONVENTIONS[convention].sizes if convention is not None else {}
 
     def _convention(self) -> ConventionName | None:
         if self.to == "none":
@@ -139,7 +153,9 @@ class RenameIO(Pass):
             beside = any(site.cross for site in caches)
             found += [self._cache_site(site, taken, beside_cross=beside) for site in caches]
         found += explicit
-        clashes = _clashes(model, [site for site in found if isinstance(site, _Rename)])
+        if self.symbols:
+            found += _symbol_sites(model, find_size_roles(model, shapes), self._sizes())
+        clashes = find_clashes(model, {site.id: site.ports for site in found if isinstance(site, _Rename)})
         return [self._refused(site, clashes[site.id]) if site.id in clashes else site for site in found]
 
     def _explicit(self, model: ir.Model, item: str) -> _Rename:
@@ -147,13 +163,13 @@ class RenameIO(Pass):
         ports = []
         for which, values in (("input", model.graph.inputs), ("output", model.graph.outputs)):
             if side in ("", which) and any(value.name == old for value in values):
-                ports.append((_Port(which, old), new))
+                ports.append((Port(which, old), new))
         if not ports:
             known = [value.name or "" for value in (*model.graph.inputs, *model.graph.outputs)]
             raise unknown_name(f"{side or 'input or output'} in option names of pass {self.name}", old, known)
         return _Rename(id=f"name:{side}{':' if side else ''}{old}", kinds=("named",), ports=tuple(ports), explicit=True)
 
-    def _cache_site(self, site: CacheSite, taken: set[_Port], *, beside_cross: bool) -> Site:
+    def _cache_site(self, site: CacheSite, taken: set[Port], *, beside_cross: bool) -> Site:
         convention = self._convention()
         given: str | None = None
         made: str | None = None
@@ -173,7 +189,7 @@ class RenameIO(Pass):
         ports = []
         for side, value, new in (("input", site.input, given), ("output", site.output, made)):
             if value is not None and new is not None:
-                port = _Port(side, value.name or "")
+                port = Port(side, value.name or "")
                 if port not in taken:
                     ports.append((port, new))
         return _Rename(id=site.id, kinds=site.kinds, layer=site.layer, ports=tuple(ports), cache=site)
@@ -188,8 +204,14 @@ class RenameIO(Pass):
     def rewrite(self, model: ir.Model, sites: Sequence[Any], report: PassReport) -> frozenset[str]:
         """See :meth:`Pass.rewrite`."""
         # Of what was found some is not wanted: names that would have become free stay taken.
-        chosen: list[_Rename] = list(sites)
-        clashes = _clashes(model, chosen)
+        chosen = [site for site in sites if isinstance(site, _Rename)]
+        for site in sites:
+            if isinstance(site, _Symbols):
+                sizes = rename_symbols(model, site.names)
+                text = ", ".join(f"{old} -> {new}" for old, new in site.names.items())
+                detail: dict[str, Detail] = {"symbols": dict(site.names), "sizes": sizes}
+                report.sites.append(SiteReport(site.id, site.kinds, site.layer, "rewritten", text, detail))
+        clashes = find_clashes(model, {site.id: site.ports for site in chosen})
         names: dict[str, dict[str, str]] = {"input": {}, "output": {}}
         grows = 0
         for site in chosen:
@@ -210,10 +232,11 @@ class RenameIO(Pass):
             )
         if names["input"] or names["output"]:
             rename_interface(model, names["input"], names["output"])
+            _follow_boundaries(model, {**names["input"], **names["output"]})
         return frozenset()
 
 
-def _site_report(site: _Rename, changes: list[tuple[_Port, str]]) -> SiteReport:
+def _site_report(site: _Rename, changes: list[tuple[Port, str]]) -> SiteReport:
     if not changes:
         return SiteReport(site.id, site.kinds, site.layer, "skipped", "already called so")
     text = ", ".join(dict.fromkeys(f"{port.name} -> {new}" for port, new in changes))
@@ -226,10 +249,28 @@ def _site_report(site: _Rename, changes: list[tuple[_Port, str]]) -> SiteReport:
     return SiteReport(site.id, site.kinds, site.layer, "rewritten", text, detail)
 
 
+def _follow_boundaries(model: ir.Model, names: Mapping[str, str]) -> None:
+    """Let the reports of earlier passes say where their regions end by the names of now."""
+
+    def now(values: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(names.get(value, value) for value in values)
+
+    for report in model.meta.get(REPORTS_KEY, ()):
+        for position, site in enumerate(report.sites):
+            boundaries = tuple(
+                dataclasses.replace(item, inputs_after=now(item.inputs_after), outputs_after=now(item.outputs_after))
+                if item.scope == "main"
+                else item
+                for item in site.boundaries
+            )
+            if boundaries != site.boundaries:
+                report.sites[position] = dataclasses.replace(site, boundaries=boundaries)
+
+
 # ---- the usual names ----------------------------------------------------------------------------------------------
 
 
-def _usual(model: ir.Model, shapes: Shapes, taken: set[_Port]) -> Iterator[_Rename]:
+def _usual(model: ir.Model, shapes: Shapes, taken: set[Port]) -> Iterator[_Rename]:
     """Token ids, mask, positions and logits under names that nobody knows."""
     tokens = find_token_input(model, shapes)
     if tokens is None:
@@ -247,71 +288,38 @@ def _usual(model: ir.Model, shapes: Shapes, taken: set[_Port]) -> Iterator[_Rena
         yield from _usual_port("output", heads[0].output, "logits", taken)
 
 
-def _usual_port(side: str, value: ir.Value, usual: str, taken: set[_Port]) -> Iterator[_Rename]:
+def _usual_port(side: str, value: ir.Value, usual: str, taken: set[Port]) -> Iterator[_Rename]:
     name = value.name or ""
-    port = _Port(side, name)
+    port = Port(side, name)
     # "decoder_input_ids" says what it is.
     if not name.endswith(usual) and port not in taken:
         yield _Rename(id=f"{side}:{name}", kinds=(side,), ports=((port, usual),))
 
 
-# ---- collisions ---------------------------------------------------------------------------------------------------
-
-
-def _clashes(model: ir.Model, sites: Iterable[_Rename]) -> dict[str, str]:
-    """Sites whose new names cannot be given, and why: a refused site keeps its old names, which others may want."""
-    ports = _ports(model)
-    inner = _inner_names(model)
-    remaining = list(sites)
-    refused: dict[str, str] = {}
-    while True:
-        clash = _first_clash(ports, inner, remaining)
-        if clash is None:
-            return refused
-        refused |= clash
-        remaining = [site for site in remaining if site.id not in clash]
-
-
-def _first_clash(ports: Mapping[_Port, int], inner: Mapping[str, str], sites: list[_Rename]) -> dict[str, str] | None:
-    """One round: all sites that want what they cannot get as things stand."""
-    new_names = {port: (new, site) for site in sites for port, new in site.ports}
-    # Of each name, the values that would have it: a value that is an input and an output is one.
-    holders: dict[str, dict[object, _Port]] = {}
-    for port, identity in ports.items():
-        name = new_names[port][0] if port in new_names else port.name
-        # Where both sides of one value part, each becomes a value.
-        holders.setdefault(name, {}).setdefault(identity, port)
-    found: dict[str, str] = {}
-    for site in sites:
-        for port, new in site.changes():
-            others = [other for identity, other in holders[new].items() if identity != ports[port]]
-            if new in inner:
-                found[site.id] = f"{port.side} {port.name!r} cannot be called {new!r}, which is {inner[new]}"
-            elif others:
-                other = others[0]
-                what = f"{other.side} {other.name!r} is called so"
-                if other in new_names and new_names[other][0] == new and other.name != new:
-                    what = f"{other.side} {other.name!r} is to be called so too"
-                found[site.id] = f"{port.side} {port.name!r} cannot be called {new!r}: {what}"
-    return found or None
-
-
-def _ports(model: ir.Model) -> dict[_Port, int]:
-    """Every input and output, and the value that it is."""
-    graph = model.graph
-    return {
-        _Port(side, value.name or ""): id(value)
-        for side, values in (("input", graph.inputs), ("output", graph.outputs))
-        for value in values
-    }
-
-
-def _inner_names(model: ir.Model) -> dict[str, str]:
-    """Names of values that are neither input nor output, subgraphs included, and what has them."""
-    found = dict.fromkeys(reserved_names(model), "a name that the file gives to a value that does not exist")
-    for graph in (model.graph, *model.graph.subgraphs()):
-        for value in (*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs)):
-            if not value.name or (graph is model.graph and (value.is_graph_input() or value.is_graph_output())):
-                continue
-            found[value.name] = "the name of an initializer" if value.is_initializer() else "the name of a value inside"
-    return found
+def _symbol_sites(model: ir.Model, roles: SizeRoles, wanted: Mapping[SizeRole, str]) -> list[Site]:
+    """The sizes that have a role and another name than the convention's."""
+    names: dict[str, str] = {}
+    for role, plain in wanted.items():
+        symbols = [
+            name for size in roles.sizes(role) if isinstance(size, Expr) and size.atom for name in free_names(size)
+        ]
+        # One that is called so already keeps the plain name.
+        symbols.sort(key=lambda name: name != plain)
+        for number, symbol in enumerate(symbols):
+            if not symbol.startswith("?") and symbol not in names:
+                names[symbol] = f"{plain}_{number}" if number else plain
+    names = {old: new for old, new in names.items() if old != new}
+    taken = declared_symbols(model) - set(names)
+    refused = {old: new for old, new in names.items() if new in taken}
+    sites: list[Site] = [
+        Refusal(
+            id=f"symbol:{old}",
+            kinds=("symbols",),
+            reason=f"size {old!r} cannot be called {new!r}: another size is called so",
+        )
+        for old, new in refused.items()
+    ]
+    kept = {old: new for old, new in names.items() if old not in refused and new not in refused}
+    if kept:
+        sites.insert(0, _Symbols(id="symbols", kinds=("symbols",), names=kept))
+    return sites

@@ -162,7 +162,7 @@ def _tidy(model: ir.Model, site: _Place) -> tuple[str, dict[str, Detail]]:
 def _dead_nodes(graph: ir.Graph) -> dict[ir.Node, None]:
     """Nodes of ``graph`` none of whose outputs anything alive reads, in the order in which they can go."""
     dead: dict[ir.Node, None] = {}
-    pending = [node for node in graph if _is_dead(node, dead)]
+    pending = [node for node in graph if not any(value.uses() or value.is_graph_output() for value in node.outputs)]
     while pending:
         node = pending.pop()
         if node in dead or not _is_dead(node, dead):
@@ -185,6 +185,8 @@ def _is_dead(node: ir.Node, dead: dict[ir.Node, None]) -> bool:
 
 def _uncalled(model: ir.Model) -> list[ir.Function]:
     """Functions that no node calls that is called itself."""
+    if not model.functions:
+        return []
     called: set[ir.OperatorIdentifier] = set()
     pending = [model.graph]
     while pending:

@@ -87,6 +87,8 @@ def test_directories_without_models_and_files_that_are_none(two: tuple[Path, Pat
     empty.mkdir()
     with pytest.raises(InputRefusedError, match=f"^{empty} holds no .onnx file: "):
         diff_models(two[0], empty)
+    with pytest.raises(InputRefusedError, match=f"^{tmp_path / 'none'} cannot be listed .No such file or directory.: "):
+        diff_models(two[0], tmp_path / "none")
     with pytest.raises(InputRefusedError, match=f"^{tmp_path / 'none.onnx'} does not exist"):
         diff_models(two[0] / "decoder.onnx", tmp_path / "none.onnx")
     (two[1] / "decoder.onnx").write_bytes(b"")

@@ -39,7 +39,7 @@ def test_a_model_in_other_words_is_no_difference(model: onnx.ModelProto, rng: ra
 @given(models(), st.randoms(use_true_random=False))
 def test_each_single_edit_has_its_severity(model: onnx.ModelProto, rng: random.Random):
     edits = edits_of(model, rng)
-    for edit in rng.sample(edits, min(5, len(edits))):
+    for edit in rng.sample(edits, min(3, len(edits))):
         found = _diff(model, in_other_words(edit.model, rng))
         assert (edit.kind, found.severity) == (edit.kind, edit.severity), _differences(found)
 
@@ -48,7 +48,7 @@ def test_each_single_edit_has_its_severity(model: onnx.ModelProto, rng: random.R
 def test_each_single_edit_is_what_is_listed(model: onnx.ModelProto, rng: random.Random):
     # Without dead code: of two dead nodes alike, none can tell which was edited.
     edits = edits_of(model, rng)
-    for edit in rng.sample(edits, min(5, len(edits))):
+    for edit in rng.sample(edits, min(3, len(edits))):
         found = _diff(model, in_other_words(edit.model, rng))
         counts = {name: getattr(found, name).count for name in edit.counts}
         assert (edit.kind, counts) == (edit.kind, edit.counts), _differences(found)

@@ -55,6 +55,27 @@ def _weight(size: Dim) -> int:
     return 0 if isinstance(size, int) else size.weight
 
 
+# Plain loops: the two run for every output of every node.
+
+
+def _is_tame(shape: Shape, weight: int) -> bool:
+    for size in shape:
+        if isinstance(size, int):
+            if size < 0:
+                return False
+        elif size.weight > weight:
+            return False
+    return True
+
+
+def _heaviest(items: Iterable[Dim]) -> int:
+    heaviest = 0
+    for item in items:
+        if not isinstance(item, int) and item.weight > heaviest:
+            heaviest = item.weight
+    return heaviest
+
+
 def _applied(rule: Rule, call: Call) -> Facts:
     try:
         return rule(call)
@@ -194,27 +215,27 @@ class Frame:
         return self.fresh() if parsed is None else parsed
 
     def _record(self, node: ir.Node, found: Facts) -> None:
-        outputs = node.outputs
         listed: Sequence[Fact] = () if found is None else (found,) if isinstance(found, Fact) else found
-        for position, value in enumerate(outputs):
+        for position, value in enumerate(node.outputs):
             fact = listed[position] if position < len(listed) else NOTHING
-            if fact is NOTHING:
-                self.facts[value] = self._source(value)
-                continue
-            shape = fact.shape
-            if fact.element is None:
-                shape = self._declared(value) if shape is None else self._tamed(shape)
-            contents = fact.value
-            if contents is not None and any(_weight(item) > _MAX_CONTENT_WEIGHT for item in contents.items):
-                contents = None
-            if shape is not fact.shape or fact.dtype is None or contents is not fact.value:
-                fact = Fact(shape, fact.dtype or value.dtype, contents, fact.element)
-            self.facts[value] = fact
+            self.facts[value] = self._source(value) if fact is NOTHING else self._settled(fact, value)
+
+    def _settled(self, fact: Fact, value: ir.Value) -> Fact:
+        """``fact`` without what is unwieldy, and with what the file says of ``value`` where it knows nothing."""
+        shape, contents = fact.shape, fact.value
+        if fact.element is None:
+            if shape is None:
+                shape = self._declared(value)
+            elif not _is_tame(shape, _MAX_WEIGHT):
+                shape = self._tamed(shape)
+        if contents is not None and _heaviest(contents.items) > _MAX_CONTENT_WEIGHT:
+            contents = None
+        if shape is fact.shape and fact.dtype is not None and contents is fact.value:
+            return fact
+        return Fact(shape, fact.dtype or value.dtype, contents, fact.element)
 
     def _tamed(self, shape: Shape) -> Shape:
         """``shape`` without unwieldy expressions and without the negative sizes of a broken graph."""
-        if all(size >= 0 if isinstance(size, int) else size.weight <= _MAX_WEIGHT for size in shape):
-            return shape
         return tuple(
             size if (isinstance(size, int) and size >= 0) or 0 < _weight(size) <= _MAX_WEIGHT else self.fresh()
             for size in shape

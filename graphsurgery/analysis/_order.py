@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 __all__ = ["producers_first", "subgraphs_of"]
 
+_GRAPH_TYPES = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})
+
 
 def producers_first(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
     """The nodes of one graph or function body, each after those whose outputs it (or a subgraph of it) reads.
@@ -22,7 +24,7 @@ def producers_first(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
     for node in list(waiting):
         if node not in waiting:
             continue
-        if not any(before in waiting for before in _reads_from(node)):
+        if not _is_blocked(node, waiting):
             del waiting[node]
             yield node
             continue
@@ -40,6 +42,17 @@ def producers_first(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
             if current in waiting:
                 del waiting[current]
                 yield current
+
+
+def _is_blocked(node: ir.Node, waiting: dict[ir.Node, None]) -> bool:
+    """Whether a node that ``node`` reads from is still ``waiting``: the common case of a sorted graph, without generators."""
+    for value in node.inputs:
+        if value is not None and value.producer() in waiting:
+            return True
+    for attribute in node.attributes.data.values():
+        if attribute.type in _GRAPH_TYPES:
+            return any(before in waiting for before in _reads_from(node))
+    return False
 
 
 def _reads_from(node: ir.Node) -> Iterator[ir.Node]:

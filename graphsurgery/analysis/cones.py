@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from graphsurgery.analysis.shapes import ShapeView
 
-__all__ = ["Cone", "Edge", "climb", "join", "outside_readers", "size_readers"]
+__all__ = ["Cone", "Edge", "Into", "Lifter", "climb", "join", "outside_readers", "size_readers"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,9 +59,12 @@ class Cone:
 
 
 Into: TypeAlias = "Callable[[Edge, Lift], bool]"
+Lifter: TypeAlias = "Callable[[ir.Node, int, RowAxis, ShapeView, ir.Model], Lift | Blocked]"
 
 
-def climb(root: ir.Value, rows: RowAxis, view: ShapeView, model: ir.Model, into: Into) -> Cone | Blocked:
+def climb(
+    root: ir.Value, rows: RowAxis, view: ShapeView, model: ir.Model, into: Into, lifter: Lifter = lift
+) -> Cone | Blocked:
     """Walk up from ``root``.
 
     Args:
@@ -71,12 +74,13 @@ def climb(root: ir.Value, rows: RowAxis, view: ShapeView, model: ir.Model, into:
         model: looked up for function bodies.
         into: whether to climb past an edge that needs rows, into the producer of its value; where it says no, the
             edge is part of the frontier. Given the edge and what its node needs.
+        lifter: what one node needs, where the caller knows more of some operator than the rules do.
 
     Returns:
         The cone, or Blocked where the producer of ``root`` itself cannot be lifted, or a value is needed in two
         layouts.
     """
-    walk = _Climb(view, model, into)
+    walk = _Climb(view, model, into, lifter)
     failure = walk.open(root, rows)
     if failure is not None:
         return failure
@@ -85,7 +89,8 @@ def climb(root: ir.Value, rows: RowAxis, view: ShapeView, model: ir.Model, into:
 
 
 class _Climb:
-    def __init__(self, view: ShapeView, model: ir.Model, into: Into) -> None:
+    def __init__(self, view: ShapeView, model: ir.Model, into: Into, lifter: Lifter) -> None:
+        self._lifter = lifter
         self._view = view
         self._model = model
         self._into = into
@@ -119,7 +124,7 @@ class _Climb:
         if node is None:
             return Blocked(f"{value.name!r} is an input or a constant")
         if node.op_type != "If" or node.domain:
-            lifted = lift(node, value.index() or 0, rows, self._view, self._model)
+            lifted = self._lifter(node, value.index() or 0, rows, self._view, self._model)
             return lifted if isinstance(lifted, Blocked) else [(node, value, lifted)]
         # The branches must both give the chosen rows; what they capture is then reduced like any other value.
         found: list[tuple[ir.Node, ir.Value, Lift]] = [(node, value, Lift({}))]

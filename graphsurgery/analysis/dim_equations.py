@@ -103,7 +103,8 @@ class DimSolver:
 
     def _contradiction(self, equation: Equation) -> str:
         ours, theirs = (evaluate(side, self.numbers) for side in (equation.size, equation.value))
-        what = equation.place if isinstance(equation.size, int) else f"dim {_quoted(equation.size, equation.place)}"
+        named = free_names(equation.size) and not any(name.startswith("?") for name in free_names(equation.size))
+        what = f"dim {str(equation.size)!r}" if named else equation.place
         why = equation.said
         if not isinstance(equation.value, int):
             why += self._where(equation.value)
@@ -131,10 +132,6 @@ class DimSolver:
         names = sorted({name for size in sizes for name in free_names(size)})
         said = dict.fromkeys(self._said[name] for name in names if name in self._said)
         return f", with {' and '.join(said)}" if said else ""
-
-
-def _quoted(size: Dim, place: str) -> str:
-    return place if any(name.startswith("?") for name in free_names(size)) else repr(str(size))
 
 
 def _is_linear(difference: Expr) -> bool:

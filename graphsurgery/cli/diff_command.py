@@ -18,8 +18,8 @@ from graphsurgery.cli.output import _report_path, emit, report_console, verbose_
     metavar="LEVEL",
     type=click.Choice(["none", "minor", "moderate", "major", "blocking"]),
     multiple=True,
-    help="Exit with 1 at this severity or a higher one, or (blocking) when a size grew by 10 % or more; may be given "
-    "more than once. none: never [default].",
+    help="minor, moderate, major: exit with 1 at this severity or a higher one. blocking: exit with 1 when a size grew "
+    "by 10 % or more. May be given more than once. [default: none, never]",
 )
 @click.option(
     "--report",

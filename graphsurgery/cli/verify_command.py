@@ -12,10 +12,27 @@ from graphsurgery.cli.output import emit, progress, report_console, report_optio
 @click.command("verify", short_help="Check with ONNX Runtime that two models compute the same.")
 @click.argument("reference", metavar="A", type=click.Path(path_type=Path))
 @click.argument("rewritten", metavar="B", type=click.Path(path_type=Path))
-@click.option("--depth", default="outputs", show_default=True, help="outputs: whole models, every output.")
+@click.option(
+    "--depth",
+    default="outputs",
+    show_default=True,
+    help="outputs: whole models, every output. generate: greedy decoding, the cache handed from call to call.",
+)
 @click.option("--feeds", type=click.Path(path_type=Path), help="An .npz file with inputs, in place of drawn ones.")
 @click.option("--seed", type=int, default=0, show_default=True, help="What feeds are drawn from.")
 @click.option("--memory", metavar="SIZE", help="Memory that may be used, such as 8GiB [default: what is free].")
+@click.option("--steps", type=int, metavar="N", help="generate: tokens to decode behind each prompt [default: 10].")
+@click.option(
+    "--prompt",
+    "prompts",
+    multiple=True,
+    metavar="IDS|TEXT|FILE",
+    help="generate: token ids (1,2,3), text for the tokenizer.json beside A, or a file of either; in place of drawn ones.",
+)
+@click.option("--decode", type=click.Path(path_type=Path), help="generate: the file that decodes behind B's prompts.")
+@click.option(
+    "--reference-decode", type=click.Path(path_type=Path), help="generate: the file that decodes behind A's prompts."
+)
 @report_options
 @verbosity_options
 def command(
@@ -25,6 +42,10 @@ def command(
     feeds: Path | None,
     seed: int,
     memory: str | None,
+    steps: int | None,
+    prompts: tuple[str, ...],
+    decode: Path | None,
+    reference_decode: Path | None,
     report_form: str,
     report_file: Path | None,
     verbose: int,
@@ -40,7 +61,17 @@ def command(
     budget = None if memory is None else parse_size(memory, "--memory")
     with progress(quiet=quiet) as watcher:
         result = verify_models(
-            reference, rewritten, depth=depth, seed=seed, feeds=feeds, memory=budget, progress=watcher
+            reference,
+            rewritten,
+            depth=depth,
+            seed=seed,
+            feeds=feeds,
+            memory=budget,
+            progress=watcher,
+            steps=steps,
+            prompts=prompts or None,
+            decode=decode,
+            decode_reference=reference_decode,
         )
     warn(list(result.warnings), quiet=quiet)
     if report_file is not None:

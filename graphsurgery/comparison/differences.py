@@ -34,7 +34,7 @@ class Differences:
         rewired: nodes whose inputs come from elsewhere.
         attributes: nodes with other attributes.
         redefined: operators of another version.
-        initializers: pairs that stand for each other and differ, with the pairs that do not: for each pair of values.
+        initializers: pairs of initializers that nodes read in one place, equal or not.
         metadata: number of pairs with other metadata.
         declared: number of values that both sides declare and declare differently.
     """

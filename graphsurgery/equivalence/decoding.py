@@ -74,7 +74,9 @@ class Decoder:
     def sides(self) -> tuple[Side, ...]:
         """On which sides the rows of a batch may be padded, the better first."""
         told = bool(self.signature.having(Role.MASK, Role.MASK_ND, Role.LAST_KEY))
-        sides: tuple[Side, ...] = ("left", "right") if told else ()
+        # Behind padding on the right, columns are not positions any more: these must be told too.
+        placed = any(len(spec.dims) > 1 for spec in self.signature.having(Role.POSITIONS))
+        sides: tuple[Side, ...] = ("left", "right") if told and placed else ("left",) if told else ()
         if self.whole:
             sides = ("left", "right") if told and self.length is None else ("right",)
         elif self.packed:
@@ -119,7 +121,8 @@ class Decoder:
         limits = [self.signature.positions] if self.signature.positions is not None else []
         if self.slots is not None:
             # Padding at position -1 is written to the last slot.
-            limits.append(self.slots - any(contract.index == "position" for contract in self.contracts))
+            spare = self.packed and any(contract.index == "position" for contract in self.contracts)
+            limits.append(self.slots - spare)
         if self.filled is not None:
             limits.append(self.filled + (self.length or 1))
         if self.whole and self.length is not None:

@@ -191,6 +191,11 @@ def _row_index(draw: Draw, spec: InputSpec, shape: tuple[int, ...]) -> Array:
     return rows.reshape(shape)
 
 
+def _bound(_draw: Draw, _spec: InputSpec, shape: tuple[int, ...]) -> Array:
+    """Only its length tells anything."""
+    return np.zeros(shape)
+
+
 def _marked(draw: Draw, _spec: InputSpec, shape: tuple[int, ...]) -> Array:
     marked = np.zeros(shape, dtype=np.bool_)
     start = (draw.sizes.length - draw.sizes.marked) // 2
@@ -234,6 +239,7 @@ _BUILDERS: dict[Role, Callable[[Draw, InputSpec, tuple[int, ...]], Array]] = {
     Role.BRANCH: _branch,
     Role.GRID: _grid,
     Role.ROW_INDEX: _row_index,
+    Role.BOUND: _bound,
     Role.MARKED: _marked,
     Role.MARKED_ROWS: _floats,
 }

@@ -1,6 +1,7 @@
 """Feeds drawn from a signature: lengths, pasts and paddings that a language model meets, reproducible from a seed.
 
-Alphabet: B batch, S query length, P past, T = P + S keys, N slots of a fixed-size cache, R replaced tokens.
+Alphabet: B batch, S query length, P past, T = P + S keys, N slots of a fixed-size cache, C slots that are read of it,
+R replaced tokens.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Sizes:
             "T": self.past + self.length,
             "N": self.slots,
             "R": self.batch * self.marked,
+            "C": self.bound,
         }
 
     @property
@@ -50,6 +52,12 @@ class Sizes:
         """Such as ``b2-s5-p0-left``."""
         padding = "" if self.padding == "none" else f"-{self.padding}"
         return f"b{self.batch}-s{self.length}-p{self.past}{padding}"
+
+    @property
+    def bound(self) -> int:
+        """Slots of a fixed-size cache that are read: all in use, and one more where there is one."""
+        read = self.past + self.length + 1
+        return min(read, self.slots) if self.slots else read
 
     @property
     def marked(self) -> int:

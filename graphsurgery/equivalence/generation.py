@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from graphsurgery.equivalence.decoding import Decoder
     from graphsurgery.equivalence.feeds import Array
     from graphsurgery.equivalence.handover import Cache
-    from graphsurgery.equivalence.layouts import Layout, Party
-    from graphsurgery.equivalence.prompts import Prompt
+    from graphsurgery.equivalence.layouts import Layout, Party, Prompt
     from graphsurgery.equivalence.running import Model, Outputs, Settings
 
 __all__ = ["CallRecord", "Job", "Kept", "Trace", "run_party"]

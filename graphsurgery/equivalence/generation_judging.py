@@ -19,13 +19,12 @@ from graphsurgery.equivalence.routers import Flips, compare_choices
 from graphsurgery.equivalence.verify_report import OutputReport
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from graphsurgery.equivalence.decoding import Decoder
     from graphsurgery.equivalence.feeds import Array
     from graphsurgery.equivalence.generation import CallRecord, Kept, Trace
-    from graphsurgery.equivalence.layouts import Party, Plan
-    from graphsurgery.equivalence.prompts import Prompt
+    from graphsurgery.equivalence.layouts import Party, Plan, Prompt
     from graphsurgery.equivalence.routers import Router
 
 __all__ = ["GenerationJudge", "RouterPairs"]
@@ -43,7 +42,7 @@ class GenerationJudge:
         outputs: for each output the prompt on which it fared worst.
         differences: where tokens first differ, ties included.
         problems: what is wrong besides outputs, one clause each.
-        tie_flips: rows whose choice of experts flipped at a tie.
+        tie_flips: rows whose choice of experts flipped at a tie; a row of the same tokens counts once.
         routed_rows: rows whose choice was compared.
         excluded_rows: token rows left out because they depend on a tie flip.
         shift: how far ONNX Runtime's own fusions move the reference where that explains a difference.
@@ -58,6 +57,7 @@ class GenerationJudge:
         self.differences: list[TokenDifference] = []
         self.problems: list[str] = []
         self.tie_flips = self.routed_rows = self.excluded_rows = 0
+        self._flipped: set[tuple[int, ...]] = set()
         self.shift = 0.0
         self.unrouted: list[str] = []
 
@@ -193,11 +193,20 @@ class GenerationJudge:
         if not _calls_alike(first.calls, second.calls):
             self.unrouted.append(prompt.name)
             return depends
-        behind = len(plan.layouts[0].cuts)
+        layout = plan.layouts[0]
+        behind = len(layout.cuts)
+
+        def context(row: int, column: int) -> tuple[int, ...]:
+            """The tokens of a row up to a column."""
+            ids = [*prompt.rows[row], *(int(own[row]) for own in first.own)]
+            gap = layout.width - len(prompt.rows[row])
+            before = gap if layout.side == "left" or column >= layout.width else 0
+            return tuple(ids[: column - before + 1])
+
         for number, (ours, theirs) in enumerate(zip(first.calls, second.calls, strict=True)):
             stepping = number >= behind
             file = self._parties[1].step if stepping else self._parties[1].prompt
-            self._one_call(self._routers[stepping], file, (ours, theirs), depends, prompt)
+            self._one_call(self._routers[stepping], file, (ours, theirs), depends, prompt, context)
         return depends
 
     def _one_call(
@@ -207,6 +216,7 @@ class GenerationJudge:
         calls: tuple[CallRecord, CallRecord],
         depends: Array,
         prompt: Prompt,
+        context: Callable[[int, int], tuple[int, ...]],
     ) -> None:
         ours, theirs = calls
         batch, length = ours.columns.shape
@@ -228,18 +238,18 @@ class GenerationJudge:
                 tolerance(scores.dtype, half=self._half, optimized=self._optimized),
                 (selection, theirs.feed),
             )
-        self.tie_flips += flips.flipped
         self.routed_rows += flips.rows
         if flips.problem:
             self.problems.append(f"{flips.problem} (prompt {prompt.name})")
         for row, position in flips.first.items():
             columns = ours.columns[row, position:]
             columns = columns[columns >= 0]
-            if row in known:
-                self.excluded_rows += len(columns)
-            elif len(columns):
+            if row not in known and len(columns):
                 depends[row] = columns[0]
-                self.excluded_rows += len(columns)
+                # The same tokens flip the same choice in every prompt that they begin.
+                self._flipped.add(context(row, int(columns[0])))
+        self.tie_flips = len(self._flipped)
+        self.excluded_rows += int(np.count_nonzero(ours.columns >= depends[:, None]))
 
 
 def _calls_alike(first: Sequence[CallRecord], second: Sequence[CallRecord]) -> bool:

@@ -76,8 +76,13 @@ def print_differences(differences: Sequence[TokenDifference], console: Console) 
 
     for each in differences:
         level = ", at ONNX Runtime's default level" if each.level == "default" else ""
-        title = f"prompt {each.prompt}, row {each.row}, token {each.token}{level}"
-        table = Table("", "reference", "rewritten", title=title, title_justify="left", title_style="")
+        console.print(
+            f"prompt {each.prompt}, row {each.row}, token {each.token}{level}:",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+        table = Table("", "reference", "rewritten")
         both = (each.reference, each.rewritten)
         table.add_row("best", *(f"{top.best}: {top.best_logit:.7g}" for top in both))
         table.add_row("second", *(f"{top.second}: {top.second_logit:.7g}" for top in both))

@@ -13,10 +13,13 @@ import numpy as np
 import onnx_ir as ir
 
 from graphsurgery.analysis.shapes import shapes_of
-from graphsurgery.equivalence.roles import Role, axis_letters
+from graphsurgery.equivalence.roles import Role, axis_letters, cache_axis
+from graphsurgery.patterns._cache_names import cache_key, is_cache_name, kind_of_name, layer_of_name
 from graphsurgery.patterns.kv_cache import find_caches
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
     import onnx
 
     from graphsurgery.equivalence.feeds import Array
@@ -67,9 +70,58 @@ class Cache:
 
 
 def find_handover(proto: onnx.ModelProto, signature: Signature) -> tuple[Cache, ...]:
-    """Every cache and state of a model, in the order of its outputs; weights are not looked at."""
+    """Every cache and state of a model, in the order of its outputs; weights are not looked at.
+
+    Which output takes the place of which input is told by their names, as runtimes go by them, and by the graph where
+    names do not tell; how a cache is fed is told by the graph.
+    """
     model = ir.from_proto(proto)
-    return tuple(_cache(site, signature) for site in find_caches(model, shapes_of(model)))
+    sites = find_caches(model, shapes_of(model))
+    caches = [_cache(site, signature) for site in sites]
+    named = _outputs_by_words(signature)
+    # Names only exchange outputs: each is handed on once.
+    mates = [named.get(cache_key(cache.input.name)) if cache.input is not None else None for cache in caches]
+    if sorted(filter(None, mates)) == sorted(cache.output for cache, mate in zip(caches, mates, strict=True) if mate):
+        caches = [
+            cache if mate is None else dataclasses.replace(cache, output=mate)
+            for cache, mate in zip(caches, mates, strict=True)
+        ]
+    return (*caches, *_by_name_alone(signature, caches, named))
+
+
+def _outputs_by_words(signature: Signature) -> dict[tuple[str, ...], str]:
+    """Outputs that are called caches or states, by the words of their names that are not of direction."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for output in signature.outputs:
+        if is_cache_name(output.name):
+            found.setdefault(cache_key(output.name), []).append(output.name)
+    return {words: names[0] for words, names in found.items() if words and len(names) == 1}
+
+
+_MANNERS = {
+    Role.CACHE: Manner.GROW,
+    Role.SLOTS: Manner.SLOTS,
+    Role.STATE: Manner.STATE,
+    Role.PAST_LENGTH: Manner.COUNTER,
+    Role.WINDOW: Manner.CONSTANT,
+}
+
+
+def _by_name_alone(
+    signature: Signature, caches: Sequence[Cache], named: Mapping[tuple[str, ...], str]
+) -> Iterator[Cache]:
+    """Inputs that an output is called after, where the graph does not tell how the one comes of the other."""
+    inputs = {cache.input.name for cache in caches if cache.input is not None}
+    outputs = {cache.output for cache in caches}
+    for spec in signature.inputs:
+        manner, output = _MANNERS.get(spec.role), named.get(cache_key(spec.name))
+        if manner is None or output is None or spec.name in inputs or output in outputs:
+            continue
+        if not is_cache_name(spec.name):
+            continue
+        key = f"cache:{layer_of_name(spec.name) or 0}.{kind_of_name(spec.name) or 'state'}"
+        axis = cache_axis(spec) if manner in (Manner.GROW, Manner.SLOTS) else None
+        yield Cache(key, spec, output, manner, axis, 0 if spec.dims else None)
 
 
 def _cache(site: CacheSite, signature: Signature) -> Cache:
@@ -80,12 +132,14 @@ def _cache(site: CacheSite, signature: Signature) -> Cache:
         return Cache(site.id, None, output, Manner.GROW, site.axis, 0, fused)
     manner = _manner(site, spec, signature)
     axis = site.axis if manner in (Manner.GROW, Manner.FILL, Manner.SLOTS, Manner.RING) else None
-    batch_axis = None
-    if spec.dims:
-        named = [a for a, dim in enumerate(spec.dims) if isinstance(dim, str) and signature.letters.get(dim) == "B"]
-        lettered = [a for a, letter in enumerate(axis_letters(spec)) if letter == "B"]
-        batch_axis = (named + lettered + [0])[0]
-    return Cache(site.id, spec, output, manner, axis, batch_axis, fused)
+    return Cache(site.id, spec, output, manner, axis, _batch_axis(spec, signature), fused)
+
+
+def _batch_axis(spec: InputSpec, signature: Signature) -> int | None:
+    if not spec.dims:
+        return None
+    named = [a for a, dim in enumerate(spec.dims) if isinstance(dim, str) and signature.letters.get(dim) == "B"]
+    return (named + [a for a, letter in enumerate(axis_letters(spec)) if letter == "B"] + [0])[0]
 
 
 def _manner(site: CacheSite, spec: InputSpec, signature: Signature) -> Manner:
@@ -99,8 +153,8 @@ def _manner(site: CacheSite, spec: InputSpec, signature: Signature) -> Manner:
     if site.form == "fused" and spec.role is Role.STATE:
         return Manner.RING
     if site.form == "fused" and signature.fused_attention:
-        # Its kernel is told how much of the cache is in use.
-        return Manner.GROW if site.grows and not fixed else Manner.SLOTS
+        # Its kernel is told how much of the cache is in use; a cache of no slots is that of a prompt.
+        return Manner.GROW if (site.grows and not fixed) or spec.dims[site.axis] == 0 else Manner.SLOTS
     if site.form == "scatter":
         return Manner.SLOTS
     # What cuts its own output to a fixed length is brought up to date by the model.

@@ -16,10 +16,36 @@ if TYPE_CHECKING:
     from graphsurgery.equivalence.decoding import Decoder
     from graphsurgery.equivalence.tape import Side
 
-__all__ = ["Layout", "Party", "Plan", "make_plan"]
+__all__ = ["Layout", "Party", "Plan", "Prompt", "make_plan"]
 
 # Free slots behind the last token in caches whose size is free.
 _SPARE_SLOTS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """Rows of token ids that are decoded together.
+
+    Attributes:
+        name: short and unique, as reports print it.
+        rows: token ids of each row.
+        pieces: calls for the prompt, where that is free.
+        seed: what it was drawn from; None where it was given.
+        buffered: growing caches are fed as buffers larger than what is in them.
+        side: where rows are padded, where the models leave the choice.
+    """
+
+    name: str
+    rows: tuple[tuple[int, ...], ...]
+    pieces: int = 1
+    seed: int | None = None
+    buffered: bool = False
+    side: Side | None = None
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each row."""
+        return tuple(len(row) for row in self.rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +109,13 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Layouts of both parties, how many tokens each row gets, and why they are fewer than asked for."""
+    """How both parties decode a prompt.
+
+    Attributes:
+        layouts: of the reference and of the rewritten model.
+        tokens: how many each row gets.
+        shortened: a clause that says why they are fewer than asked for.
+    """
 
     layouts: tuple[Layout, Layout]
     tokens: int
@@ -95,18 +127,18 @@ class Plan:
         return self.layouts[0] == self.layouts[1]
 
 
-def make_plan(lengths: Sequence[int], pieces: int, parties: tuple[Party, Party], tokens: int) -> Plan | str:
+def make_plan(prompt: Prompt, parties: tuple[Party, Party], tokens: int) -> Plan | str:
     """Lay a prompt out for both parties, alike where they can be.
 
     Args:
-        lengths: tokens of each row.
-        pieces: calls for the prompt, where that is free.
+        prompt: the prompt.
         parties: reference and rewritten.
         tokens: to be decoded for each row.
 
     Returns:
         The plan, or a sentence that says why there is none.
     """
+    lengths = prompt.lengths
     own = [None if party.anew else party.prompt.length for party in parties]
     wished = {length for length in own if length is not None}
     widths: list[int] = []
@@ -117,13 +149,13 @@ def make_plan(lengths: Sequence[int], pieces: int, parties: tuple[Party, Party],
             chunk = next(iter(wished))
         widths.append(-(-max(lengths) // chunk) * chunk if chunk else max(lengths))
         chunks.append(chunk)
-    sides = _sides(lengths, widths, parties)
+    sides = _sides(lengths, widths, parties, prompt.side)
     if isinstance(sides, str):
         return sides
     total = max(widths) + tokens
     layouts: list[Layout] = []
     for party, chunk, width, side in zip(parties, chunks, widths, sides, strict=True):
-        cuts = _cuts(party, width, chunk, pieces)
+        cuts = _cuts(party, width, chunk, prompt.pieces)
         layouts.append(Layout(side, width, cuts, total + _SPARE_SLOTS))
         for start, stop in cuts:
             why = _refusal(party, party.prompt, start, stop)
@@ -150,9 +182,12 @@ def _cuts(party: Party, width: int, chunk: int | None, pieces: int) -> tuple[tup
     return tuple((start, min(start + size, width)) for start in range(0, width, size))
 
 
-def _sides(lengths: Sequence[int], widths: Sequence[int], parties: tuple[Party, Party]) -> tuple[Side, Side] | str:
+def _sides(
+    lengths: Sequence[int], widths: Sequence[int], parties: tuple[Party, Party], wish: Side | None
+) -> tuple[Side, Side] | str:
     needy = [any(length != width for length in lengths) for width in widths]
     both = [side for side in parties[0].sides if side in parties[1].sides]
+    both.sort(key=lambda side: side != wish)
     chosen: list[Side] = []
     for party, needs, width in zip(parties, needy, widths, strict=True):
         if not needs:

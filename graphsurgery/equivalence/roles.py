@@ -1,7 +1,7 @@
 """What inputs and outputs of a language model may stand for, and which of their axes are which.
 
-Alphabet: B batch, S query length, P past, T = P + S keys, N slots of a fixed-size cache, H hidden size,
-V vocabulary.
+Alphabet: B batch, S query length, P past, T = P + S keys, N slots of a fixed-size cache, C slots that are read of it,
+H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class Role(enum.Enum):
     BRANCH = "whether a cache is given"
     GRID = "image grid"
     ROW_INDEX = "rows to keep"
+    BOUND = "as long as the part of the caches to be read"
     MARKED = "which tokens are replaced [B, S]"
     MARKED_ROWS = "rows for the replaced tokens"
     UNKNOWN = "unknown"
@@ -98,7 +99,7 @@ class Signature:
     Attributes:
         inputs: in the order of the graph, without inputs that have an initializer.
         outputs: in the order of the graph.
-        letters: dim symbol to ``B``, ``S``, ``P``, ``T`` or ``N``.
+        letters: dim symbol to ``B``, ``S``, ``P``, ``T``, ``N`` or ``C``.
         fixed: letter to size, for what is declared as a number.
         fused_attention: the model holds GroupQueryAttention, whose kernel takes fewer kinds of batch.
         half: the model computes in float16.
@@ -146,7 +147,7 @@ def sequence_axis(spec: InputSpec) -> int | None:
 
 
 def axis_letters(spec: InputSpec) -> tuple[str | None, ...]:
-    """Which of B, S, P, T, N each axis is, as far as the role tells; None elsewhere."""
+    """Which of B, S, P, T, N, C each axis is, as far as the role tells; None elsewhere."""
     rank = len(spec.dims)
     match spec.role:
         case Role.TOKENS:
@@ -166,6 +167,8 @@ def axis_letters(spec: InputSpec) -> tuple[str | None, ...]:
             return tuple(letter if axis == cache_axis(spec) else ("B" if axis == 0 else None) for axis in range(rank))
         case Role.STATE:
             return ("B", *[None] * (rank - 1))
+        case Role.BOUND:
+            return ("C",)
         case _:
             return (None,) * rank
 

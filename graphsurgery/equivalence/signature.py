@@ -24,7 +24,10 @@ __all__ = ["merge", "read_signature"]
 _T = onnx.TensorProto
 # Operators that hand ids on unchanged but for layout, or some of them: type to the slots that come out again.
 _IDS_THROUGH = dict.fromkeys(
-    ("Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Flatten", "Clip", "Gather", "Slice", "Split"),
+    (
+        *("Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Flatten", "Clip"),
+        *("Gather", "Slice", "Split", "ReduceMax"),
+    ),
     (0,),
 ) | {"Where": (1, 2)}
 
@@ -109,6 +112,8 @@ def _classify(spec: InputSpec, scope: Scope, outputs: Sequence[OutputSpec]) -> I
         role = next((role for pattern, role in _SCALARS if re.search(pattern, name)), Role.UNKNOWN)
         if role is Role.PAST_LENGTH and rank > 2:
             role = Role.UNKNOWN
+        if rank == 1 and re.search(r"comp_ctx_len|compute_context_len", name):
+            role = Role.BOUND
         if role is Role.UNKNOWN and rank in (1, 2) and re.search(r"input_ids$|(^|\.)(token_)?ids$|tokens$", name):
             role = Role.TOKENS
         elif role is Role.UNKNOWN and rank in (1, 2, 3) and "position" in name:

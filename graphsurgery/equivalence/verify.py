@@ -76,9 +76,7 @@ def verify_models(
         InputRefusedError: a file is no model.
         CannotCheckError: ONNX Runtime is not installed.
     """
-    _check_options(
-        depth, feeds, {"steps": steps, "prompts": prompts, "decode": decode, "decode_reference": decode_reference}
-    )
+    _check_options(depth, feeds, steps, steps, prompts, decode, decode_reference)
     require_runtime()
     a, b = Path(a), Path(b)
     report = VerifyReport(str(a), str(b), "unchecked", depth=depth, seed=seed)
@@ -119,14 +117,14 @@ def _path(given: Path | str | None) -> Path | None:
     return None if given is None else Path(given)
 
 
-def _check_options(depth: str, feeds: object, generating: Mapping[str, object]) -> None:
+def _check_options(depth: str, feeds: object, steps: int | None, *generating: object) -> None:
     if depth not in DEPTHS:
         raise UsageError(f"Depth {depth!r} is not known: choose {' or '.join(DEPTHS)}.")
     if depth == "generate" and feeds is not None:
         raise UsageError("Feeds are inputs of single calls, for depth outputs: give prompts to depth generate.")
-    for name, value in generating.items():
-        if value is not None and depth != "generate":
-            raise UsageError(f"Option {name} belongs to depth generate: ask for that too, or leave it out.")
-    steps = generating["steps"]
-    if isinstance(steps, int) and steps < 1:
-        raise UsageError(f"Option steps={steps} must be 1 or more: the prompt itself gives the first token.")
+    if depth != "generate" and any(value is not None for value in generating):
+        raise UsageError(
+            "Steps, prompts and files to decode with belong to depth generate: ask for it, or leave them out."
+        )
+    if steps is not None and steps < 1:
+        raise UsageError(f"{steps} steps are too few: the prompt itself gives the first token, so 1 or more.")

@@ -11,8 +11,9 @@ from graphsurgery.equivalence.contestants import Contestants, Files, read_contes
 from graphsurgery.equivalence.generation import Job, Trace, run_party
 from graphsurgery.equivalence.generation_judging import GenerationJudge
 from graphsurgery.equivalence.generation_report import PromptReport
-from graphsurgery.equivalence.layouts import Party, Plan, make_plan
-from graphsurgery.equivalence.prompts import Prompt, draw_prompts, given_prompts
+from graphsurgery.equivalence.layouts import Party, Plan, Prompt, make_plan
+from graphsurgery.equivalence.prompt_drawing import draw_prompts
+from graphsurgery.equivalence.prompts import given_prompts
 from graphsurgery.equivalence.roles import Role
 from graphsurgery.equivalence.running import LoadError
 from graphsurgery.equivalence.verify_report import LeftOut, VerifyReport
@@ -147,7 +148,7 @@ class _Check:
         entries: list[_Entry] = []
         for number, prompt in enumerate(prompts):
             fed = (parties[0].with_buffers(), parties[1].with_buffers()) if prompt.buffered else parties
-            plan = make_plan(prompt.lengths, prompt.pieces, fed, tokens)
+            plan = make_plan(prompt, fed, tokens)
             if isinstance(plan, str):
                 self.left_out.append(LeftOut(prompt.name, plan))
                 continue

@@ -14,7 +14,7 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING
 
-from graphsurgery.analysis.slices import same_size
+from graphsurgery.analysis.dims import product
 from graphsurgery.patterns.axes import LAYOUT_OPS, AxisTrace, trace_axes
 from graphsurgery.patterns.mask_kinds import mask_kinds
 from graphsurgery.patterns.matcher import GraphIndex, is_op, readers
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from graphsurgery.analysis.dims import Dim
     from graphsurgery.analysis.shapes import Shapes, ShapeView
 
-__all__ = ["AttentionSite", "FusedAttention", "KeyValueSource", "Sink", "find_attentions"]
+__all__ = ["AttentionSite", "FusedAttention", "KeyValueSource", "Sink", "find_attentions", "regroups_heads"]
 
 _SCORE_CHAIN = frozenset(
     {
         *("Add", "Sub", "Mul", "Div", "Tanh", "Where", "Cast", "CastLike", "Identity", "Clip", "Max", "Min", "Neg"),
-        *("Concat", "ReduceMax", "Dropout", "IsNaN", "Not"),
+        *("Concat", "ReduceMax", "Dropout", "IsNaN", "Not", "Reshape"),
     }
 )
-_PROBABILITY_CHAIN = frozenset({"Cast", "CastLike", "Identity", "Dropout", "Where", "IsNaN", "Mul", "Slice"})
+_PROBABILITY_CHAIN = frozenset({"Cast", "CastLike", "Identity", "Dropout", "Where", "IsNaN", "Mul", "Slice", "Reshape"})
 _FUSED = {
     ("", "Attention"): "Attention",
     ("com.microsoft", "MultiHeadAttention"): "MultiHeadAttention",
@@ -238,18 +238,20 @@ class _Reader:
         shape = shapes.shape(scores.outputs[0])
         if shape is None:
             raise _UnreadableError(f"the shape of the scores {scores.outputs[0].name!r} is not known")
-        if len(shape) != 4:
-            raise _UnreadableError(
-                f"the scores {scores.outputs[0].name!r} have rank {len(shape)}; only [B, H, S, T] can be read"
-            )
-        batch, heads, length, total = shape
+        if len(shape) not in (3, 4):
+            raise _UnreadableError(f"the scores {scores.outputs[0].name!r} have rank {len(shape)}, not 3 or 4")
+        query = self._query_by_heads(query) if len(shape) == 3 else query
+        length, total = shape[-2:]
+        batch, heads = shape[0], shape[1]
         query_shape = shapes.shape(query)
         if query_shape is not None and len(query_shape) == 4:
             batch, heads = query_shape[0], query_shape[1]
         sink = _sink(chain, tail)
-        key = _source(keys, 3, 2, shapes, "keys")
-        value = _source(values, 2, 3, shapes, "values")
-        if not same_size(_dim(shapes, key.base, key.length_axis), _dim(shapes, value.base, value.length_axis)):
+        key = _source(keys, -1, -2, shapes, "keys", batch)
+        value = _source(values, -2, -1, shapes, "values", batch)
+        lengths = {_dim(shapes, source.base, source.length_axis) for source in (key, value)}
+        if len(lengths) > 1 and all(isinstance(size, int) for size in lengths):
+            # Lengths under different names are the same in every run: the product with the values asks for it.
             raise _UnreadableError(f"keys {key.base.name!r} and values {value.base.name!r} have different lengths")
         return AttentionSite(
             id=f"attention:{self._number}",
@@ -271,6 +273,16 @@ class _Reader:
             length=length,
             total=total,
         )
+
+    def _query_by_heads(self, query: ir.Value) -> ir.Value:
+        """The queries ``[B, H, S, D]`` behind ``[B*H, S, D]``."""
+        node = query.producer()
+        source = node.inputs[0] if node is not None else None
+        if node is None or source is None or not regroups_heads(node, self._shapes) or self._shapes.rank(source) != 4:
+            raise _UnreadableError(
+                f"the queries {query.name!r} have batch and heads on one axis, and are not made of any with two"
+            )
+        return source
 
     def _kinds(self, scores: ir.Node, chain: tuple[ir.Node, ...], length: Dim, total: Dim) -> tuple[str, ...]:
         inside = {output for node in (scores, *chain) for output in node.outputs}
@@ -316,7 +328,10 @@ class _Reader:
                 tail.append(guard)
                 return selects[0]
             return None
-        usable = [node for node in usable if self._shapes.rank(node.outputs[0]) == self._shapes.rank(value)]
+        rank = self._shapes.rank(value)
+        usable = [
+            node for node in usable if self._shapes.rank(node.outputs[0]) == rank or regroups_heads(node, self._shapes)
+        ]
         return usable[0] if len(usable) == 1 else None
 
     # ---- up to the score product ----------------------------------------------------------------------------------
@@ -360,6 +375,8 @@ class _Reader:
             return found
         if node.domain or node.op_type not in _SCORE_CHAIN:
             return False
+        if node.op_type == "Reshape" and not regroups_heads(node, self._shapes):
+            return False
         found = False
         for item in node.inputs:
             if item is not None:
@@ -383,6 +400,18 @@ class _Reader:
                     if reader not in inside and not is_op(reader, "Shape", "Size"):
                         return f"node {reader.name!r} ({reader.op_type})"
         return None
+
+
+def regroups_heads(node: ir.Node, view: ShapeView) -> bool:
+    """Whether a Reshape only puts batch and heads on one axis, ``[B, H, ..] -> [B*H, ..]``, or apart again."""
+    source = node.inputs[0] if node.inputs else None
+    if not is_op(node, "Reshape") or source is None:
+        return False
+    before, after = view.shape(source), view.shape(node.outputs[0])
+    if before is None or after is None:
+        return False
+    longer, shorter = (before, after) if len(before) > len(after) else (after, before)
+    return len(longer) == 4 and len(shorter) == 3 and product(longer[:2]) == shorter[0] and longer[2:] == shorter[1:]
 
 
 def _sink(chain: tuple[ir.Node, ...], tail: tuple[ir.Node, ...]) -> Sink | None:
@@ -421,8 +450,8 @@ def _dim(view: ShapeView, value: ir.Value, axis: int) -> Dim:
     return size
 
 
-def _source(operand: ir.Value, length: int, feature: int, view: ShapeView, what: str) -> KeyValueSource:
-    """Trace an operand ``[B, H, ...]``, with T on ``length`` and D on ``feature``, back to the unexpanded cache."""
+def _source(operand: ir.Value, length: int, feature: int, view: ShapeView, what: str, batch: Dim) -> KeyValueSource:
+    """Trace an operand ``[B, H, ...]`` or ``[B*H, ...]``, with T and D on the given axes, to the unexpanded cache."""
     chain: list[ir.Node] = []
     scales: set[ir.Node] = set()
     value = operand
@@ -441,7 +470,7 @@ def _source(operand: ir.Value, length: int, feature: int, view: ShapeView, what:
         stops.append(value)
     # The highest place that still has heads and features apart: nothing of it is laid out anew as a whole.
     found = (
-        _describe(base, tuple(reversed(chain[:position])), scales, length, feature, view)
+        _describe(base, tuple(reversed(chain[:position])), scales, (length, feature), view, batch)
         for position, base in reversed(list(enumerate(stops)))
     )
     best = next((source for source in found if source is not None), None)
@@ -474,17 +503,28 @@ def _is_number(value: ir.Value, view: ShapeView) -> bool:
 
 
 def _describe(
-    base: ir.Value, steps: tuple[ir.Node, ...], scales: set[ir.Node], length: int, feature: int, view: ShapeView
+    base: ir.Value,
+    steps: tuple[ir.Node, ...],
+    scales: set[ir.Node],
+    axes: tuple[int, int],
+    view: ShapeView,
+    batch: Dim,
 ) -> KeyValueSource | None:
     layout = [node for node in steps if node not in scales]
     trace = trace_axes(base, layout, view)
+    if trace is not None and len(trace) == 3:
+        # Batch and heads on one axis: the batch is its first factor, where it is not 1.
+        merged = trace[0]
+        apart = 1 if merged and batch != 1 and merged[0].size == batch else 0
+        trace = (merged[:apart], merged[apart:], *trace[1:])
     if trace is None or len(trace) != 4:
         return None
+    length, feature = axes
     batch_axis = _only_axis(trace[0])
     length_axis, feature_axis = _only_axis(trace[length]), _only_axis(trace[feature])
     if length_axis is None or length_axis < 0 or feature_axis is None or feature_axis < 0:
         return None
-    heads = _head_axes(trace, base, view)
+    heads = _head_axes(trace)
     if heads is None or (trace[0] and (batch_axis is None or batch_axis < 0)):
         return None
     head_axis, count, repeats = heads
@@ -513,7 +553,7 @@ def _only_axis(factors: tuple[object, ...]) -> int | None:
     return axis
 
 
-def _head_axes(trace: AxisTrace, base: ir.Value, view: ShapeView) -> tuple[int | None, Dim, Dim] | None:
+def _head_axes(trace: AxisTrace) -> tuple[int | None, Dim, Dim] | None:
     """The head axis of the source, G and R, from the factors ``(g)``, ``(g, r)``, ``(r)`` or ``()`` of the head axis."""
     factors = trace[1]
     if not factors:

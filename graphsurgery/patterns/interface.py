@@ -49,7 +49,7 @@ _TOKEN_NAMES = (
     "last_hidden_state",
 )
 _MASK_NAMES = ("decoder_attention_mask", "attention_mask", "decoder_mask", "attn_mask", "input_mask", "mask")
-_CACHE = re.compile(r"past|cache|present|state\b|conv_state|recurrent", re.IGNORECASE)
+_CACHE = re.compile(r"past|cache|present|conv_state|recurrent|(?<!hidden)(^|[._])states?([._\d]|$)", re.IGNORECASE)
 _NOT_TOKENS = re.compile(r"mask|position|type_ids|segment|weight|bias|lengths?$|indices$", re.IGNORECASE)
 # Of another sequence than the one whose rows are pruned.
 _ELSEWHERE = re.compile(r"(?<!de)encoder|cross|vision|visual|image|pixel|audio|video|speech", re.IGNORECASE)
@@ -109,7 +109,7 @@ def _token_inputs(model: ir.Model, shapes: Shapes) -> Iterator[TokenInput]:
     # Weights may be fed too; they have no symbolic size.
     embeddings = [value for value in others if value.dtype in FLOATS]
     embeddings.sort(key=lambda value: all(isinstance(size, int) for size in shapes.shape(value) or ()))
-    candidates = [*named, *ids, *embeddings]
+    candidates = [*named, *ids] or embeddings
     here = [value for value in candidates if not _ELSEWHERE.search(value.name or "")]
     elsewhere = [value for value in candidates if value not in here]
     for value in [*here, *elsewhere]:

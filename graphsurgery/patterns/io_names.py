@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from graphsurgery.patterns.kv_cache import CacheKind, CacheSite
+    from graphsurgery.patterns.roles import SizeRole
 
 __all__ = ["CONVENTIONS", "Convention", "ConventionName", "fill", "template_fields"]
 
@@ -29,12 +30,14 @@ class Convention:
         outputs: of the output.
         cross: of caches of an encoder's sequence: input and output.
         beside: of a decoder's own caches, where the model has both.
+        sizes: what symbolic sizes are called, by role; empty where the convention does not care.
     """
 
     inputs: Mapping[CacheKind, str]
     outputs: Mapping[CacheKind, str]
     cross: tuple[str, str] | None = None
     beside: tuple[str, str] | None = None
+    sizes: Mapping[SizeRole, str] = dataclasses.field(default_factory=dict)
 
     def names(self, site: CacheSite, *, beside_cross: bool) -> tuple[str | None, str | None]:
         """What the input and the output of ``site`` are called; None where the convention has no name."""
@@ -91,20 +94,39 @@ _TRANSFORMERS: dict[CacheKind, str] = {
     "window": "_sliding_window_tensor",
     "length": "cumulative_length",
 }
+_LENGTHS: dict[SizeRole, str] = {
+    "batch": "batch_size",
+    "seq": "sequence_length",
+    "past": "past_sequence_length",
+    "total": "total_sequence_length",
+    "context": "max_sequence_length",
+}
 
 CONVENTIONS: Mapping[ConventionName, Convention] = {
     # efficient-transformers: the runtime keeps what is called after an input and "_RetainedState".
-    "retained-state": Convention(_RETAINED_INPUTS, dict.fromkeys(_RETAINED_INPUTS, "{input}_RetainedState")),
+    "retained-state": Convention(
+        _RETAINED_INPUTS,
+        dict.fromkeys(_RETAINED_INPUTS, "{input}_RetainedState"),
+        sizes={
+            "batch": "batch_size",
+            "seq": "seq_len",
+            "past": "past_len",
+            "total": "total_len",
+            "context": "ctx_len",
+        },
+    ),
     # ONNX Runtime GenAI: the defaults of genai_config.json.
     "genai": Convention(
         _PAST | {kind: f"past_key_values.{{layer}}.{name}" for kind, name in _LINEAR.items()},
         _PRESENT | {kind: f"present.{{layer}}.{name}" for kind, name in _LINEAR.items()},
+        sizes=_LENGTHS,
     ),
     "optimum": Convention(
         _PAST,
         _PRESENT,
         cross=("past_key_values.{layer}.encoder.{kind}", "present.{layer}.encoder.{kind}"),
         beside=("past_key_values.{layer}.decoder.{kind}", "present.{layer}.decoder.{kind}"),
+        sizes=_LENGTHS,
     ),
     "transformers": Convention(
         {kind: f"input.cache.layers.{{layer}}.{name}" for kind, name in _TRANSFORMERS.items()},

@@ -12,7 +12,9 @@ import re
 from typing import TYPE_CHECKING
 
 from graphsurgery.analysis.cones import Cone, Edge, climb, join, outside_readers
+from graphsurgery.analysis.dims import product
 from graphsurgery.analysis.slices import Blocked, RowAxis
+from graphsurgery.patterns.dynamic_products import lift_head
 from graphsurgery.patterns.interface import FLOATS
 from graphsurgery.patterns.norms import Norm, norm_above
 from graphsurgery.patterns.rows import batch_axis_of, holds_rows, is_batch_major, locate_rows, selector_above
@@ -197,7 +199,7 @@ class _Scout:
         rows, batch_axis = located
         if rows.flat and not is_batch_major(output, rows, shapes, self._model, tokens):
             return f"output {output.name!r} is flattened with the batches inside: the rows of one do not lie behind one another"
-        cone = climb(output, rows, shapes, self._model, self._tail())
+        cone = climb(output, rows, shapes, self._model, self._tail(), lift_head)
         if isinstance(cone, Blocked):
             return f"no head was found above output {output.name!r}: {cone.reason}"
         if not cone.contractions:
@@ -227,7 +229,7 @@ class _Scout:
             batch_axis=batch_axis,
             cone=cone,
             products=products,
-            vocabulary=shape[-1],
+            vocabulary=_features(shape, rows, batch_axis),
             norm=self._norm_of(cone),
         )
 
@@ -290,13 +292,20 @@ class _Scout:
         return f"already pruned or not logits: {what} {tokens.value.name!r}"
 
     def _norm_of(self, cone: Cone) -> Norm | None:
-        """The normalisation in front of all products, where they all read the same one."""
+        """The normalisation in front of all products; one in each branch where the decoder is in branches."""
         products = set(cone.contractions)
         sources = {edge.value: edge.rows for edge in cone.frontier if edge.node in products}
-        if len(sources) != 1:
+        found = [norm_above(value, rows, self._shapes, self._index, self._model) for value, rows in sources.items()]
+        norms = [norm for norm in found if norm is not None]
+        if not norms or len(norms) < len(sources):
             return None
-        ((value, rows),) = sources.items()
-        return norm_above(value, rows, self._shapes, self._index, self._model)
+        entries = dict.fromkeys(value for norm in norms for value in norm.entries)
+        return Norm(frozenset().union(*(norm.nodes for norm in norms)), tuple(entries))
+
+
+def _features(shape: tuple[Dim, ...], rows: RowAxis, batch_axis: int | None) -> Dim:
+    """How many numbers a row holds."""
+    return product(size for axis, size in enumerate(shape) if axis not in (rows.axis, batch_axis))
 
 
 def _normalises(cone: Cone) -> bool:

@@ -37,9 +37,10 @@ class GraphIndex:
     def _visit(self, graph: ir.Graph) -> None:
         # Subgraphs nest a few levels deep at most: recursion is over levels, not over nodes.
         for node in graph:
-            for inner in subgraphs(node):
-                self.owner[inner] = node
-                self._visit(inner)
+            if any(attribute.type in _GRAPH_TYPES for attribute in node.attributes.data.values()):
+                for inner in subgraphs(node):
+                    self.owner[inner] = node
+                    self._visit(inner)
             self.order[node] = len(self.order)
             self._by_op.setdefault((node.domain, node.op_type), []).append(node)
 

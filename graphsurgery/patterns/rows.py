@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from graphsurgery.analysis.dims import Unknown, product
 from graphsurgery.analysis.slices import Blocked, RowAxis, lift, same_size
-from graphsurgery.patterns.matcher import is_op
+from graphsurgery.patterns.matcher import is_op, subgraphs
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -50,12 +50,13 @@ def locate_rows(shape: tuple[Dim, ...], tokens: TokenInput) -> tuple[RowAxis, in
     if tokens.batch is not None and tokens.batch != 1 and rank == 2:
         flat = same_size(shape[0], product((tokens.batch, tokens.length)))
         return (RowAxis(0, flat=True), None) if flat else None
-    for axis in (rank - 2, *range(rank - 2)):
+    # Features stand last, but in a convolution, which has them in front: [B, V, S].
+    for axis in (rank - 2, *range(rank - 2), *([rank - 1] if rank > 2 and tokens.batch is not None else [])):
         if not same_size(shape[axis], tokens.length):
             continue
         if tokens.batch is None:
             return RowAxis(axis), None
-        others = [item for item in range(rank - 1) if item != axis and same_size(shape[item], tokens.batch)]
+        others = [item for item in range(rank) if item != axis and same_size(shape[item], tokens.batch)]
         if others:
             return RowAxis(axis), others[-1] if others[-1] < axis else others[0]
         if tokens.batch == 1 and rank == 2:
@@ -122,6 +123,7 @@ def selector_above(output: ir.Value, view: ShapeView, tokens: TokenInput) -> str
         if node is None or node in seen or (shape is not None and locate_rows(shape, tokens)):
             continue
         seen.add(node)
+        pending += [inner.outputs[value.index() or 0] for inner in subgraphs(node) if is_op(node, "If")]
         for item in node.inputs:
             if item is None or item.is_initializer():
                 continue

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphsurgery.passes.blocking.plan import Heads, State
+from graphsurgery.patterns.attention import regroups_heads
 from graphsurgery.patterns.matcher import is_op
 from graphsurgery.spans import Bound, Span, as_value, blocks_of, least
 
@@ -111,6 +112,12 @@ class Block:
         return self._weighted(made[last.outputs[0]], self._columns)
 
     def _replay(self, node: ir.Node, made: dict[ir.Value, ir.Value], columns: Span) -> None:
+        source = node.inputs[0]
+        if source in made and regroups_heads(node, self._of.shapes):
+            # Batch and heads on one axis are for the exporter's products only; blocks keep them apart.
+            assert source is not None
+            made[node.outputs[0]] = made[source]
+            return
         inputs: list[ir.Value | None] = []
         for item in node.inputs:
             if item is None or item in made:

@@ -18,6 +18,7 @@ from graphsurgery.spans import TO_END, Span, as_value, blocks_of, least
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from graphsurgery.analysis.dims import Dim
     from graphsurgery.passes.blocking.writer import BlockWriter
     from graphsurgery.patterns.attention import AttentionSite, KeyValueSource
 
@@ -41,10 +42,24 @@ class SiteWriter:
         self.dtype = self.shapes.dtype(site.scores.outputs[0])
         self.columns = Span(0, *(2 * (writer.bound(site.total, (site.key.base, site.key.length_axis)),)))
         self.few_rows = 0
+        self._separated: dict[tuple[ir.Value, ir.Graph], ir.Value] = {}
         self._sliced: dict[tuple[int, Heads, Span, ir.Graph], ir.Value] = {}
 
     def write(self) -> ir.Value:
-        """The whole site: with ``min_rows``, both paths in an If on the number of rows."""
+        """The whole site, in the layout in which it is read."""
+        written = self._by_rows()
+        if not self.merged:
+            return written
+        shape = self.shapes.shape(self.site.product.outputs[0])
+        assert shape is not None
+        rows = as_value(self.rewrite, self.writer.bound(self.site.length, (self.site.query, 2)))
+        features = self.rewrite.constant([shape[-1] if isinstance(shape[-1], int) else -1], "features")
+        sizes = [self.rewrite.constant([-1], "merged"), rows, features]
+        target = self.rewrite.emit("Concat", sizes, {"axis": 0}, name="shape_together", dtype=_INT64, shape=[3])
+        return self.rewrite.emit("Reshape", [written, target], name="heads_together", dtype=self.dtype)
+
+    def _by_rows(self) -> ir.Value:
+        """With ``min_rows``, both paths in an If on the number of rows."""
         plan = self.plan
         if not plan.min_rows or isinstance(self.site.length, int):
             return self._blocked()
@@ -57,6 +72,33 @@ class SiteWriter:
 
     def _whole_plan(self) -> BlockPlan:
         return BlockPlan(fold=self.plan.fold)
+
+    @property
+    def merged(self) -> bool:
+        """Whether the exporter has batch and heads on one axis."""
+        return self.shapes.rank(self.site.scores.outputs[0]) == 3
+
+    def _apart(
+        self, value: ir.Value, shape: tuple[Dim, ...], heads: Heads, rows: Span, columns: Span, whole: bool
+    ) -> ir.Value:
+        """An operand ``[B*H, x, y]`` as ``[B, H, x, y]``, cut to the block."""
+        rewrite = self.rewrite
+        key = (value, rewrite.place)
+        if key not in self._separated:
+            count = rewrite.constant([-1, self.site.heads if isinstance(self.site.heads, int) else 1], "heads_apart")
+            sizes = rewrite.emit("Shape", [value], name="merged_shape", dtype=_INT64, shape=[3])
+            rest = cut(rewrite, sizes, ((0, Span(1, 3, 2)),), name="rest_of_shape")
+            target = rewrite.emit("Concat", [count, rest], {"axis": 0}, name="shape_apart", dtype=_INT64, shape=[4])
+            dtype = self.shapes.dtype(value)
+            self._separated[key] = rewrite.emit("Reshape", [value, target], name="heads_apart", dtype=dtype)
+        cuts: list[tuple[int, Span]] = []
+        if not heads.whole:
+            cuts.append((1, heads.span))
+        if not whole and runs_along(shape[1], self.site.length):
+            cuts.append((2, rows))
+        if columns is not self.columns and runs_along(shape[2], self.site.total):
+            cuts.append((3, columns))
+        return cut(rewrite, self._separated[key], tuple(cuts), name="part_of_operand")
 
     def _all_rows(self, value: ir.Value) -> Cuts:
         """All rows, as a cut that makes the pusher replay how ``value`` is made and leaves its sources as they are."""
@@ -281,6 +323,8 @@ class SiteWriter:
         if not shape:
             return value
         site, rank = self.site, len(shape)
+        if rank == 3 and shape[0] != 1 and self.merged:
+            return self._apart(value, shape, heads, rows, columns, whole)
         cuts: list[tuple[int, Span]] = []
         column_axis = None
         for axis, size in enumerate(shape):

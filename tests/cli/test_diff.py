@@ -37,11 +37,6 @@ def test_nothing_is_written_and_nothing_differs(run, genai):
     before = digests(genai)
     done = run("diff", genai, genai, "--fail-on", "minor")
     assert (done.code, done.err) == (0, "")
-    assert (
-        done.out.splitlines()[1].split()
-        == ["genai", "model", "no", "change", "54", "14.1", "KiB", "561.3", "KiB", "none"]
-        or done.out
-    )
     assert done.out.splitlines()[-1] == "severity: none"
     assert "\x1b" not in done.out
     assert digests(genai) == before
@@ -66,8 +61,8 @@ def test_growth_can_fail_too(run, llama, edited):
     done = run("diff", llama, path, "--fail-on", "moderate", "--fail-on", "blocking")
     assert done.code == 1
     assert done.err == f"graphsurgery: {path} is 10 % or more larger than {llama} (llama.onnx).\n"
-    done = run("diff", llama, path, "--fail-on", "blocking", "--fail-on", "minor")
-    assert done.err.endswith("severity minor (llama.onnx).\n") or done.code == 1
+    done = run("diff", llama, path, "--fail-on", "minor", "--fail-on", "blocking")
+    assert (done.code, done.err) == (1, f"graphsurgery: {path} differs from {llama}: severity minor (llama.onnx).\n")
 
 
 def test_forms_of_the_report(run, llama, edited, tmp_path):
@@ -77,7 +72,7 @@ def test_forms_of_the_report(run, llama, edited, tmp_path):
     assert (done.code, done.err, data["kind"], data["severity"]) == (0, "", "diff", "minor")
     assert data["models"][0]["attributes"] == {
         "count": 1,
-        "items": [{"op": "Softmax", "name": "node_Softmax_84", "renamed": "", "detail": "axis -1 -> 1"}],
+        "items": [{"op": "Softmax", "name": "node_Softmax_201", "renamed": "", "detail": "axis -1 -> 1"}],
     }
     assert (tmp_path / "report.json").read_text() == done.out
     done = run("diff", llama, path, "--report", "markdown")

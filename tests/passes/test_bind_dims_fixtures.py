@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import onnx
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from graphsurgery.equivalence.verify import verify_models
 from graphsurgery.model_io import load, save
 from graphsurgery.patterns.roles import find_size_roles
 from graphsurgery.pipeline import Pipeline
-from tests.passes.bound_runs import assert_same, bind, drawn_feeds, is_static, shape_nodes
+from tests.passes.bound_runs import assert_same, bind, dims_of, drawn_feeds, is_static, shape_nodes
 from tests.small_models import op_types
 
 if TYPE_CHECKING:
@@ -89,11 +90,11 @@ def test_what_stays_of_llama_is_its_mathematics():
     gone = {kind: before.count(kind) - after.count(kind) for kind in set(before)}
     assert {kind: count for kind, count in gone.items() if count} == {
         "Shape": 6,
-        "Gather": 3,
-        "Slice": 6,
-        "Concat": 9,
+        "Squeeze": 2,
+        "Slice": 9,
+        "Concat": 11,
         "Add": 1,
-        "Reshape": 5,
+        "Reshape": 1,
     }
     # The mask is still made of ranges.
     assert after.count("Range") == before.count("Range") == 2
@@ -113,7 +114,9 @@ def test_sizes_that_depend_on_data_stay():
 
 def test_more_tokens_than_the_exporter_fixed():
     model = fixture("qwen3_5_moe")
-    with pytest.raises(Exception, match=r"^The graph cannot run with batch=1 and seq=100: node 'node_mul_\d+' \(Mul\) "):
+    with pytest.raises(
+        Exception, match=r"^The graph cannot run with batch=1 and seq=100: node 'node_mul_\d+' \(Mul\) "
+    ):
         bind(model, "batch=1,seq=100,past=0")
 
 
@@ -126,10 +129,8 @@ def test_prefill_then_decode_from_one_export():
     prefill, decode = fixture("llama"), fixture("llama")
     bind(prefill, "batch=1,seq=16,past=0")
     bind(decode, "batch=1,seq=1,past=16")
-    handed_on = {
-        given.name.removeprefix("input."): list(given.shape or ()) for given in decode.graph.inputs if "cache" in given.name
-    }
-    made = {value.name.removeprefix("output."): list(value.shape or ()) for value in prefill.graph.outputs[1:]}
+    handed_on = {str(value.name)[6:]: dims_of(value) for value in decode.graph.inputs if "cache" in str(value.name)}
+    made = {str(value.name)[7:]: dims_of(value) for value in prefill.graph.outputs[1:]}
     assert handed_on == made
 
 
@@ -140,7 +141,7 @@ def test_prefill_then_decode_from_one_export():
     st.one_of(st.just(0), st.integers(1, 20)),
     st.integers(0, 1000),
 )
-@settings(max_examples=8)
+@settings(max_examples=6)
 def test_random_sizes_on_exports(name, batch, seq, past, seed):
     model = fixture(name)
     bind(model, spec_for(f"{name}/model.onnx", batch, seq, past))
@@ -168,9 +169,38 @@ def test_every_export_is_verified(path, batch, seq, past, tmp_path):
     save(model, tmp_path / "bound.onnx", weights="copy")
     verdict = verify_models(FIXTURES / path, tmp_path / "bound.onnx", opt_level_check=False)
     assert verdict.status == "equal", verdict.reasons
-    assert all(output.limit == 0 for output in verdict.outputs)
+    assert all(output.tolerance == 0 for output in verdict.outputs)
     again = load(tmp_path / "bound.onnx")
     assert not Pipeline([f"bind-dims{{{spec}}}"])(again).changed
+
+
+CASES = Path(__file__).parents[1] / "cases"
+
+
+# The feeds of s01 go with an external file, which the runs here do not look for.
+RUNNABLE = sorted(path.name.removesuffix(".feeds.npz") for path in CASES.glob("*.feeds.npz") if "s01" not in path.name)
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_models_that_break_tools(name):
+    proto = onnx.load(str(CASES / f"{name}.onnx"))  # noqa: TID251 - a tiny model, as ONNX Runtime reads it
+    arrays = np.load(CASES / f"{name}.feeds.npz")
+    feeds = {key.split("|")[2]: arrays[key] for key in arrays.files if key.startswith("f0|in|")}
+    model = load(CASES / f"{name}.onnx")
+    sizes: dict[str, int] = {}
+    for value in model.graph.inputs:
+        if value.name in feeds:
+            sizes.update(zip(map(str, dims_of(value)), feeds[value.name].shape, strict=True))
+    total = sizes.get("past_sequence_length + sequence_length")
+    if total is not None:
+        sizes.setdefault("past_sequence_length", total - sizes["sequence_length"])
+    named = [f"{size}:{number}" for size, number in sizes.items() if size.isidentifier()]
+    report = bind(model, f"dims=[{','.join(named)}]")
+    assert {site.status for site in report.sites} == {"rewritten"}
+    assert shape_nodes(model) == []
+    # An input says how many logits there are.
+    assert all(is_static(value) for value in model.graph.outputs) or "num_logits_to_keep" in name
+    assert_same(proto, model, feeds)
 
 
 # ---- time ---------------------------------------------------------------------------------------------------------
@@ -194,23 +224,26 @@ def _calls(path: Path) -> int:
     return count
 
 
-def _grown(folder: Path, layers: int, experts: int) -> Path:
+def _grown(folder: Path, name: str, layers: int, experts: int | None = None) -> Path:
     sys.path.insert(0, str(FIXTURES))
     from grow import grow
 
     target = folder / f"{layers}x{experts}.onnx"
-    grow(FIXTURES / "qwen3_moe_grouped" / "model.onnx", target, layers=layers, experts=experts, data=False)
+    grow(FIXTURES / name / "model.onnx", target, layers=layers, experts=experts, data=False)
     return target
 
 
-def test_work_is_linear_in_layers_and_experts(tmp_path):
-    small, deep, wide = (_calls(_grown(tmp_path, *size)) for size in ((3, 8), (12, 8), (3, 32)))
-    # Four times the layers, then four times the experts.
-    assert deep < 4.2 * small
-    assert wide < 4.2 * small
+def test_work_is_linear_in_layers(tmp_path):
+    small, large = (_calls(_grown(tmp_path, "llama", layers)) for layers in (4, 16))
+    assert large < 4 * small
 
 
 @pytest.mark.full
 def test_work_is_linear_up_to_50k_nodes(tmp_path):
-    small, large = (_calls(_grown(tmp_path, layers, 128)) for layers in (12, 48))
-    assert large < 4.2 * small
+    small, deep, wide = (
+        _calls(_grown(tmp_path, "qwen3_moe_grouped", *size)) for size in ((12, 32), (48, 32), (12, 128))
+    )
+    assert deep < 4.2 * small
+    assert wide < 4.2 * small
+    large = _calls(_grown(tmp_path, "qwen3_moe_grouped", 48, 128))
+    assert large < 4.2 * deep

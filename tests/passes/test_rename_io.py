@@ -27,12 +27,13 @@ from tests.oracle import run, session
 from tests.small_models import parse
 
 if TYPE_CHECKING:
+    from graphsurgery.patterns.io_names import ConventionName
     from graphsurgery.site_report import PassReport
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 CASES = Path(__file__).parents[1] / "cases"
 SAMPLE = ("gemma2", "genai_llama", "llama_static")
-BACK = {"genai_gptoss": "genai", "genai_llama": "genai"}
+BACK: dict[str, ConventionName] = {"genai_gptoss": "genai", "genai_llama": "genai"}
 BACK |= dict.fromkeys(("optimum_llama", "optimum_gpt_oss", "optimum_qwen3_moe"), "optimum")
 
 
@@ -208,6 +209,46 @@ def test_templates_replace_those_of_the_convention():
     assert interface(model)[1][1] == "past_key.0_vision_RetainedState"
 
 
+def sizes(model: ir.Model) -> list[str]:
+    return list(dict.fromkeys(str(value.shape) for value in (*model.graph.inputs, *model.graph.outputs)))
+
+
+def test_symbolic_sizes_on_request():
+    model = fixture("llama_static")
+    before = sizes(model)
+    RenameIO()(model)
+    assert sizes(model) == before
+    report = RenameIO(symbols=True)(model).report
+    (site,) = [site for site in report.sites if site.status == "rewritten"]
+    assert (site.id, site.reason) == ("symbols", "s10 -> batch_size, s69 -> seq_len, s12 -> ctx_len")
+    assert sizes(model) == [
+        *("[batch_size,seq_len]", "[batch_size,1,seq_len,ctx_len]", "[batch_size,2,ctx_len,8]", "[]"),
+        "[batch_size,seq_len,64]",
+    ]
+    assert not RenameIO(symbols=True)(model).modified
+    # The past of sliding layers is a size of its own.
+    model = fixture("gemma2")
+    RenameIO(to="genai", symbols=True)(model)
+    assert sizes(model) == [
+        "[batch_size,sequence_length]",
+        *("[batch_size,2,past_sequence_length,8]", "[]", "[batch_size,2,past_sequence_length_1,8]"),
+        "[batch_size,sequence_length,64]",
+        *("[batch_size,2,past_sequence_length + sequence_length,8]",),
+        "[batch_size,2,sequence_length + past_sequence_length_1,8]",
+    ]
+
+
+def test_a_size_that_is_called_so_already_is_in_the_way():
+    model = fixture("llama_static")
+    extra = ir.Value(name="extra", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["seq_len", 3]))
+    model.graph.inputs.append(extra)
+    report = RenameIO(symbols=True)(model).report
+    assert {site.id: site.reason for site in report.sites if site.kinds == ("symbols",)} == {
+        "symbols": "s10 -> batch_size, s12 -> ctx_len",
+        "symbol:s69": "size 's69' cannot be called 'seq_len': another size is called so",
+    }
+
+
 # ---- the report ---------------------------------------------------------------------------------------------------
 
 
@@ -242,7 +283,7 @@ def test_a_second_run_changes_nothing():
 
 def test_sites_can_be_chosen():
     model = fixture("llama")
-    report = RenameIO(sites="0,2", exclude="value")(model).report
+    report = RenameIO(sites=("0", "2"), exclude=("value",))(model).report
     assert [site.id for site in report.sites if site.status == "rewritten"] == ["cache:0.key", "cache:2.key"]
     assert interface(model)[0][2:] == [
         *("past_key.0", "input.cache.layers.0.values", "input.cache.layers.1.keys", "input.cache.layers.1.values"),
@@ -258,7 +299,7 @@ def test_a_name_that_is_taken_is_refused():
     model.graph.node(40).outputs[0].name = "past_key.0"
     next(iter(model.graph.initializers.values())).name = "past_value.1_RetainedState"
     before = serialised(model)
-    report = RenameIO(exclude="2")(model).report
+    report = RenameIO(exclude=("2",))(model).report
     refused = {site.id: site.reason for site in report.sites if site.status == "refused"}
     assert refused == {
         "cache:0.key": (
@@ -297,7 +338,7 @@ def test_a_name_that_a_refused_site_keeps_is_taken_too():
     }
     assert layer(wanted(taken).report) == refusals
     # ... or not wanted.
-    report = RenameIO(inputs="{kind}.{layer}", exclude="cache:0.key")(model()).report
+    report = RenameIO(inputs="{kind}.{layer}", exclude=("cache:0.key",))(model()).report
     assert layer(report) == {"cache:0.key": ("skipped", "not selected"), "cache:0.value": refusals["cache:0.value"]}
 
 
@@ -371,6 +412,10 @@ def test_explicit_names_that_cannot_be_given(names, message):
             "Option outputs='{layer:zz}' of pass rename-io may hold {input}, {kind}, {layer} in braces only.",
         ),
         (
+            {"symbols": True, "to": "transformers"},
+            "Option symbols of pass rename-io needs to=retained-state, genai or optimum.",
+        ),
+        (
             {"prefix": "p", "to": "genai"},
             "Option prefix='p' of pass rename-io belongs to to=retained-state.",
         ),
@@ -425,6 +470,14 @@ def test_contracts_and_exact_outputs_follow(tmp_path):
     save(later, tmp_path / "later.onnx")
     assert verify_models(tmp_path / "renamed.onnx", tmp_path / "later.onnx", opt_level_check=False).status == "equal"
     assert verify_models(source, tmp_path / "later.onnx", opt_level_check=False).status == "equal"
+
+
+def test_boundaries_of_earlier_passes_follow():
+    model = fixture("optimum_llama")
+    report = Pipeline([PruneLastToken(index="mask"), RenameIO(names=("logits=scores", "attention_mask=m"))])(model)
+    (boundary,) = report.passes[0].sites[0].boundaries
+    assert boundary.outputs_before == ("logits",)
+    assert boundary.outputs_after == ("scores",)
 
 
 NOTED = """
@@ -577,7 +630,7 @@ def test_any_renaming_computes_the_same_and_can_be_undone(mapping):
     )
     renames = read_renames(model)
     assert {**renames.inputs, **renames.outputs} == {new: old for old, new in mapping.items() if old != new}
-    feeds = {"a": np.float32([1, 2]), "b": np.float32([3, 4]), "c": np.float32([5, 6])}
+    feeds = {"a": np.array([1, 2], np.float32), "b": np.array([3, 4], np.float32), "c": np.array([5, 6], np.float32)}
     result = run(session(model), {mapping.get(name, name): array for name, array in feeds.items()})
     assert result[mapping.get("y", "y")].tolist() == [-1, 0]
     assert result[mapping.get("z", "z")].tolist() == [20, 36]

@@ -124,7 +124,7 @@ def test_what_this_package_records_stays_unless_asked_for():
 
 def test_places_can_be_chosen():
     model = load(CASES / "s09_metadata_symbols_ir_version.onnx")
-    report = StripMetadata(sites="nodes")(model).report
+    report = StripMetadata(sites=("nodes",))(model).report
     assert {site.id: site.status for site in report.sites} == {
         "metadata:graphs": "skipped",
         "metadata:nodes": "rewritten",
@@ -132,7 +132,7 @@ def test_places_can_be_chosen():
         "metadata:tensors": "skipped",
     }
     with pytest.raises(UsageError, match=r"^Selector 'edges' matches no site"):
-        StripMetadata(sites="edges")(model)
+        StripMetadata(sites=("edges",))(model)
 
 
 def check_outputs(name: str, tmp_path: Path) -> None:

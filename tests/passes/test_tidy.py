@@ -180,7 +180,8 @@ def test_merged_constants_compute_the_same():
     model, tidied = parse(TWINS), parse(TWINS)
     Tidy()(tidied)
     for flag in (True, False):
-        feeds = {"x": np.float32([1, -2, 3, -4]), "flag": np.array(flag), "given": np.float32([5])}
+        numbers = np.array([1, -2, 3, -4], np.float32)
+        feeds = {"x": numbers, "flag": np.array(flag), "given": np.array([5], np.float32)}
         before, after = (run(session(item), feeds) for item in (model, tidied))
         assert {name: array.tobytes() for name, array in before.items()} == {
             name: array.tobytes() for name, array in after.items()

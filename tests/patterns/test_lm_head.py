@@ -93,6 +93,22 @@ def test_where_rows_and_batch_are(layout: str, rows: RowAxis, batch_axis: int | 
     assert [edge.rows for edge in found.cone.frontier] == [frontier]
 
 
+def test_a_convolution_has_its_features_in_front():
+    model = small(
+        [
+            "turned = Transpose <perm = [0, 2, 1]> (hidden)",
+            "wide = Unsqueeze(turned, two)",
+            "logits = Conv <kernel_shape = [1, 1]> (wide, kernel)",
+        ],
+        {"logits": ["B", 8, 1, "S"]},
+        {"kernel": [8, 4, 1, 1]},
+    )
+    (found,) = heads_of(model)
+    assert isinstance(found, LMHead)
+    assert (found.rows, found.batch_axis, found.vocabulary) == (RowAxis(3), 0, 8)
+    assert found.products[0].op_type == "Conv"
+
+
 def test_a_vocabulary_in_chunks_has_two_products_and_one_source():
     found = head_of(dataclasses.replace(PLAIN, head="chunks"))
     assert len(found.products) == 2
@@ -159,7 +175,7 @@ def small(nodes: list[str], outputs: dict[str, list], inputs: dict[str, list] | 
     return ir.from_onnx_text(
         '<ir_version: 9, opset_import: ["" : 18]> g (int64[B,S] input_ids, float[8,4] table, float[4,8] w'
         + more
-        + f") => ({text}) <int64 zero = {{0}}, int64 last = {{-1}}, int64[1] one = {{1}}, int64[1] minus = {{-1}},"
+        + f") => ({text}) <int64 zero = {{0}}, int64 last = {{-1}}, int64[1] one = {{1}}, int64[1] two = {{2}}, int64[1] minus = {{-1}},"
         " int64[1] far = {9223372036854775807}> { hidden = Gather(table, input_ids) " + " ".join(nodes) + " }"
     )
 

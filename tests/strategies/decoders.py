@@ -36,6 +36,7 @@ LAYOUTS = (
     "seq_first",
     "seq_first_output",
     "four",
+    "features_first",
     "head_function",
 )
 EXTRAS = (
@@ -48,49 +49,37 @@ EXTRAS = (
     "size_of_logits",
     "router_logits",
 )
+TAKEN = ("last_token_indices", "lm_head/prune_last_token/rows", "lm_head/prune_last_token/row_indices")
 _TWO_D = ("gemm", "gemm_trans")
+
+
+_FLAT = ("flat_const", "flat_of_hidden", "flat_of_ids", "flat_output", "flatten_op")
+_THREE_D = ("plain", "zero_entries", "seq_first", "seq_first_output", "features_first", "four")
 
 
 def possible(decoder: Decoder) -> bool:
     """Whether the parts go together in one model."""
-    d = decoder
-    if d.packed and (d.mask or d.positions is not None or d.past or d.sizes in ("one", "own")):
-        return False
-    if d.packed and d.layout not in ("plain", "head_function"):
-        return False
-    if d.head in _TWO_D and d.layout not in (
-        "flat_const",
-        "flat_of_hidden",
-        "flat_of_ids",
-        "flat_output",
-        "flatten_op",
-    ):
-        return d.packed and d.layout == "plain"
-    if d.half and d.head not in ("matmul", "tied", "chunks", "lora", "swapped", *_TWO_D):
-        return False
-    if d.half and (d.norm in ("function", "skip", "simplified") or d.opset < 13):
-        return False
-    if d.head in ("conv", "qlinear", "qdq_all", "einsum_dots") and d.packed:
-        return False
-    if d.head == "conv" and d.layout not in ("plain", "zero_entries", "seq_first", "seq_first_output", "four"):
-        return False
-    if d.layout in ("flat_output", "four", "seq_first_output") and set(d.tail) & {"row_scale", "shared_row_scale"}:
-        return False
-    if d.layout in ("flat_output", "four", "seq_first_output") and set(d.extras) - {
-        "hidden_output",
-        "norm_input_output",
-    }:
-        return False
-    if d.layout == "head_function" and (d.head != "matmul" or d.extras):
-        return False
-    if d.packed and "shared_row_scale" in d.tail:
-        return False
-    old = d.opset < 13
-    if old and (d.head in ("qdq_weight", "qdq_all", "einsum", "einsum_dots") or d.norm in ("layer_op", "function")):
-        return False
-    if d.opset < 17 and d.norm == "layer_op":
-        return False
-    return not (old and d.layout == "head_function")
+    d, tail, extras = decoder, set(decoder.tail), set(decoder.extras)
+    by_row = tail & {"row_scale", "shared_row_scale"}
+    beside = extras - {"hidden_output", "norm_input_output"}
+    bare = d.layout in ("flat_output", "four", "seq_first_output")
+    plain_head = d.head in ("matmul", "tied", "chunks", "lora", "swapped", *_TWO_D)
+    newer_head = d.head in ("qdq_weight", "qdq_all", "einsum", "einsum_dots")
+    impossible = (
+        d.packed and (d.mask or d.positions is not None or d.past or d.sizes in ("one", "own")),
+        d.packed and d.layout not in ("plain", "head_function"),
+        d.packed and (d.head in ("conv", "qlinear", "qdq_all", "einsum_dots") or "shared_row_scale" in tail),
+        d.head in _TWO_D and not (d.layout in _FLAT or (d.packed and d.layout == "plain")),
+        d.head == "conv" and d.layout not in _THREE_D,
+        d.half and not plain_head,
+        d.half and (d.norm in ("function", "skip", "simplified") or d.opset < 13),
+        d.layout == "features_first" and (tail or extras),
+        d.layout == "head_function" and (d.head != "matmul" or extras or d.opset < 13),
+        bare and (by_row or beside),
+        d.opset < 13 and (newer_head or d.norm == "function"),
+        d.opset < 17 and d.norm == "layer_op",
+    )
+    return not any(impossible)
 
 
 # ---- layout -------------------------------------------------------------------------------------------------------
@@ -104,6 +93,8 @@ def _lay_out(g: Builder, hidden: str, features: int) -> tuple[str, int]:
     match layout:
         case "plain":
             return product(g, hidden, 3), 3
+        case "features_first":
+            return g.op("Transpose", product(g, hidden, 3), perm=[0, 2, 1]), 3
         case "head_function":
             body = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Tanh", ["p"], ["y"])]
             g.functions.append(helper.make_function("local", "Head", ["x", "w"], ["y"], body, [opset_of(g.d)]))
@@ -150,7 +141,7 @@ def build(decoder: Decoder) -> onnx.ModelProto:
     g = Builder(decoder)
     d = decoder
     if d.taken:
-        for name in ("last_token_indices", "lm_head/prune_last_token/rows", "lm_head/prune_last_token/row_indices"):
+        for name in TAKEN:
             g.input(name, TensorProto.FLOAT, [1])
     hidden = norm(g, body(g))
     features = TABLE if d.head == "tied" else V
@@ -163,9 +154,12 @@ def build(decoder: Decoder) -> onnx.ModelProto:
     dims: list[Any] = [*lead, features]
     if d.layout == "flat_output":
         dims = [B * S if d.sizes == "static" else "rows", features]
+    if d.layout == "features_first":
+        dims = [batch, features, seq]
     if d.layout == "four":
         dims = [batch, 1, seq, features]
-    g.info(made, [*dims[:-1], TABLE if d.head == "tied" else V])
+    if d.layout != "features_first":
+        g.info(made, [*dims[:-1], TABLE if d.head == "tied" else V])
     elem = TensorProto.FLOAT if "cast" in d.tail else g.elem
     g.op("Identity" if not d.taken else "Abs", logits, name="logits")
     g.output("logits", elem, dims)
@@ -249,8 +243,7 @@ def _feeds(d: Decoder, plan: tuple[int, int, int], rng: np.random.Generator) -> 
         planes = d.positions or 1
         stacked = np.stack([counted if plane == 0 else np.maximum(counted - plane, -1) for plane in range(planes)])
         feeds["position_ids"] = (stacked if d.positions else counted).astype(np.int64)
-    for name in ("last_token_indices", "lm_head/prune_last_token/rows", "lm_head/prune_last_token/row_indices"):
-        feeds[name] = np.zeros(1, np.float32)
+    feeds |= {name: np.zeros(1, np.float32) for name in TAKEN if d.taken}
     return feeds
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _UNARY = ("Relu", "Neg", "Abs", "Softmax", "Elu")
 _BINARY = ("Add", "Sub", "Mul", "MatMul")
+_ATTRIBUTES: dict[str, tuple[str, int | float]] = {"Softmax": ("axis", 1), "Elu": ("alpha", 0.5)}
 _FLOAT = TensorProto.FLOAT
 
 
@@ -57,21 +58,23 @@ def models(draw: st.DrawFn, max_nodes: int = 14, *, dead: bool = True) -> onnx.M
     values = ["x", "z"]
 
     def pick() -> str:
-        return draw(st.sampled_from(values[-5:] + values[:1]))
+        chosen: str = draw(st.sampled_from(values[-5:] + values[:1]))
+        return chosen
 
     def weight() -> str:
-        if weights and draw(st.integers(0, 3)) == 0:
-            return weights[draw(st.integers(0, len(weights) - 1))].name
-        weights.append(_weight(f"w{len(weights)}", draw(st.integers(0, 3))))
-        return weights[-1].name
+        number = draw(st.integers(0, len(weights) - 1)) if weights and draw(st.integers(0, 3)) == 0 else len(weights)
+        if number == len(weights):
+            weights.append(_weight(f"w{number}", draw(st.integers(0, 3))))
+        return f"w{number}"
 
     for number in range(draw(st.integers(2, max_nodes))):
         kind = draw(st.sampled_from(("unary", "binary", "weight", "split", "clip", "if", "call")))
         name, outputs = f"n{number}", [f"v{number}"]
         if kind == "unary":
             op = draw(st.sampled_from(_UNARY))
-            attributes = {"Softmax": {"axis": 1}, "Elu": {"alpha": 0.5}}.get(op, {})
-            node = helper.make_node(op, [pick()], outputs, name, **attributes)
+            node = helper.make_node(op, [pick()], outputs, name)
+            if op in _ATTRIBUTES:
+                node.attribute.append(helper.make_attribute(*_ATTRIBUTES[op]))
         elif kind == "binary":
             node = helper.make_node(draw(st.sampled_from(_BINARY)), [pick(), pick()], outputs, name)
         elif kind == "weight":

@@ -1,0 +1,122 @@
+"""Every committed export: its head, and every way to prune it; a sample by default, all of it with ``-m full``."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import onnx
+import onnx_ir as ir
+import pytest
+
+from graphsurgery.analysis.shapes import shapes_of
+from graphsurgery.equivalence.feeds import make_feeds
+from graphsurgery.equivalence.signature import read_signature
+from graphsurgery.passes.prune_last_token import PruneLastToken
+from graphsurgery.patterns.interface import find_attention_mask, find_position_ids, find_token_input
+from graphsurgery.patterns.lm_head import LMHead
+from graphsurgery.pipeline import Pipeline
+from tests.conftest import SAMPLE_SEED
+from tests.oracle import assert_pruned_equal, run, session
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+MANIFEST: dict[str, dict[str, Any]] = {
+    entry["path"]: entry for entry in json.loads((FIXTURES / "manifest.json").read_text(encoding="utf-8"))
+}
+PATHS = sorted(MANIFEST)
+QUANTIZED = {"matmulnbits": "MatMulNBits"}
+MODES = list(itertools.product(["last", "mask", "position", "runtime"], ["head", "norm"], [1, 2, 3, 4]))
+_LONGEST, _MOST_FEEDS = 30, 4
+
+
+def usable(model: ir.Model, index: str) -> bool:
+    """Whether the model has what ``index`` reads."""
+    shapes = shapes_of(model)
+    tokens = find_token_input(model, shapes)
+    if index == "mask":
+        return find_attention_mask(model, shapes, tokens) is not None
+    return index != "position" or find_position_ids(model, shapes, tokens) is not None
+
+
+def sampled(seed: int) -> list[tuple[str, str, str, int]]:
+    """Each export in one mode, such that each mode is taken about as often."""
+    rng = random.Random(seed)
+    modes = MODES * (1 + len(PATHS) // len(MODES))
+    rng.shuffle(modes)
+    chosen = []
+    for path in PATHS:
+        model = ir.load(FIXTURES / path)
+        mode = next(mode for mode in modes if usable(model, mode[0]))
+        modes.remove(mode)
+        chosen.append((path, *mode))
+    return chosen
+
+
+def takes(opened: ort.InferenceSession, feeds: dict[str, Any]) -> bool:
+    """Whether the export itself runs on ``feeds``: fused attention does not take every batch."""
+    try:
+        run(opened, feeds)
+    except Exception:  # the binding raises bare RuntimeError subclasses
+        return False
+    return True
+
+
+def hold(path: str, index: str, depth: str, keep: int) -> None:
+    proto = onnx.ModelProto.FromString((FIXTURES / path).read_bytes())
+    folder = (FIXTURES / path).parent
+    model = ir.load(FIXTURES / path)
+    inputs = [value.name for value in model.graph.inputs]
+    options: dict[str, Any] = {"index": index, "depth": depth, "keep": keep}
+    report = Pipeline([PruneLastToken(**options)], check=True)(model)
+    (site,) = report.passes[0].sites
+    assert site.status == "rewritten", site.reason
+    added = ["last_token_indices"] if index == "runtime" else []
+    assert [value.name for value in model.graph.inputs] == inputs + added
+    output = model.graph.outputs[0]
+    assert output.shape is not None
+    assert output.shape[1] == keep
+    before = session(proto, folder)
+    signature = read_signature(proto)
+    short = [feed for feed in make_feeds(signature, SAMPLE_SEED)[0] if feed.sizes.length <= _LONGEST]
+    taken = [feed for feed in short[:: max(1, len(short) // _MOST_FEEDS)] if takes(before, feed.build())]
+    assert len(taken) >= 2
+    written = [dict.fromkeys(signature.rings, feed.sizes.letters()["T"]) for feed in taken]
+    half = MANIFEST[path]["dtype"] == "float16"
+    built = [feed.build() for feed in taken]
+    after = session(model, folder)
+    assert_pruned_equal(before, after, model, built, lenient=half, seed=SAMPLE_SEED, written=written)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_head_is_found(path: str):
+    entry = MANIFEST[path]
+    model = ir.load(FIXTURES / path)
+    (site,) = PruneLastToken().find(model)
+    if not entry["has_logits"]:
+        assert site.id == "hidden:last_hidden_state"
+        return
+    assert isinstance(site, LMHead)
+    assert site.name == ("output" if path.endswith("lm_head.onnx") else "logits")
+    assert [node.op_type for node in site.products] == [QUANTIZED.get(entry["quantization"] or "", "MatMul")]
+    assert site.vocabulary == entry["vocabulary"]
+    assert len(site.cone.frontier) == 1
+    assert (site.norm is None) is path.endswith("lm_head.onnx")
+
+
+@pytest.mark.parametrize(("path", "index", "depth", "keep"), sampled(SAMPLE_SEED))
+def test_each_export_in_a_sampled_mode(path: str, index: str, depth: str, keep: int):
+    hold(path, index, depth, keep)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("index", "depth", "keep"), MODES)
+def test_each_export_in_every_mode(path: str, index: str, depth: str, keep: int):
+    if usable(ir.load(FIXTURES / path), index):
+        hold(path, index, depth, keep)

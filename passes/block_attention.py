@@ -11,7 +11,7 @@ from graphsurgery.analysis.shapes import Shapes, shapes_of
 from graphsurgery.analysis.slices import runs_along
 from graphsurgery.errors import UsageError
 from graphsurgery.pass_base import Pass
-from graphsurgery.passes.blocking.plan import BlockPlan, chain_operands, keys_blockable
+from graphsurgery.passes.blocking.plan import BlockPlan, chain_operands, keys_blockable, unclear_operand
 from graphsurgery.passes.blocking.unfuse import unfuse, why_not_unfused
 from graphsurgery.passes.blocking.writer import BlockWriter
 from graphsurgery.patterns.attention import AttentionSite, FusedAttention, find_attentions
@@ -144,6 +144,8 @@ class BlockAttention(Pass):
             reason = "batch and heads are on one axis, and the number of heads or features is not known"
         elif opset < plan_needs:
             reason = f"the model imports opset {opset}; blocks need {plan_needs}: convert it first"
+        elif (unclear := unclear_operand(site, shapes_of(model))) is not None:
+            reason = f"an operand of its chain cannot be cut to blocks: {unclear}"
         elif self._key_blocks_wanted() and (why := keys_blockable(site)) is not None:
             reason = f"its keys cannot be blocked: {why}"
         if reason is None:

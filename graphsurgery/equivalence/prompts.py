@@ -74,7 +74,7 @@ def _read(item: str | Path | Sequence[int], model: Path) -> list[list[int]]:
         return [[int(token) for token in item.split(",") if token.strip()]]
     path = Path(item)
     if not _is_file(path):
-        if isinstance(item, Path) or path.suffix in {".npz", ".json"}:
+        if isinstance(item, Path) or path.suffix in {".npz", ".json", ".txt"}:
             raise UsageError(f"The prompt file {item} does not exist.")
         return [_encode(item, model)]
     if path.suffix == ".npz":

@@ -14,7 +14,7 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING
 
-from graphsurgery.analysis.dims import product
+from graphsurgery.analysis.dims import is_nonnegative, product
 from graphsurgery.patterns.axes import LAYOUT_OPS, AxisTrace, trace_axes
 from graphsurgery.patterns.mask_kinds import mask_kinds
 from graphsurgery.patterns.matcher import GraphIndex, is_op, readers
@@ -271,8 +271,23 @@ class _Reader:
             batch=batch,
             heads=heads,
             length=length,
-            total=total,
+            total=self._common_total(scores, chain, length, total),
         )
+
+    def _common_total(self, scores: ir.Node, chain: tuple[ir.Node, ...], length: Dim, total: Dim) -> Dim:
+        """T under the name that the mask has for it.
+
+        Some exporters name the past of each layer anew; the one mask of all layers is as long as each of them.
+        """
+        if isinstance(total, int) or not is_nonnegative(total - length):
+            return total
+        for value in _operands(scores, chain):
+            size = self._shapes.dim(value, -1)
+            if size is None or isinstance(size, int) or size == length:
+                continue
+            if is_nonnegative(size - length):
+                return size
+        return total
 
     def _query_by_heads(self, query: ir.Value) -> ir.Value:
         """The queries ``[B, H, S, D]`` behind ``[B*H, S, D]``."""
@@ -285,8 +300,7 @@ class _Reader:
         return source
 
     def _kinds(self, scores: ir.Node, chain: tuple[ir.Node, ...], length: Dim, total: Dim) -> tuple[str, ...]:
-        inside = {output for node in (scores, *chain) for output in node.outputs}
-        outside = [item for node in chain for item in node.inputs if item is not None and item not in inside]
+        outside = _operands(scores, chain)
         vision = ("vision",) if _VISION.search(self._softmax.metadata_props.get("namespace", "")) else ()
         return (*mask_kinds(outside, length, total, self._shapes), *vision)
 
@@ -400,6 +414,12 @@ class _Reader:
                     if reader not in inside and not is_op(reader, "Shape", "Size"):
                         return f"node {reader.name!r} ({reader.op_type})"
         return None
+
+
+def _operands(scores: ir.Node, chain: tuple[ir.Node, ...]) -> list[ir.Value]:
+    """What the chain takes from outside."""
+    inside = {output for node in (scores, *chain) for output in node.outputs}
+    return [item for node in chain for item in node.inputs if item is not None and item not in inside]
 
 
 def regroups_heads(node: ir.Node, view: ShapeView) -> bool:

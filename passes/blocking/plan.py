@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from graphsurgery.analysis.constants import constant_of
+from graphsurgery.analysis.slices import runs_along
 from graphsurgery.patterns.matcher import is_op, readers
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.patterns.attention import AttentionSite
     from graphsurgery.patterns.masks import Mask
     from graphsurgery.spans import Span
 
-__all__ = ["BlockPlan", "Heads", "State", "chain_operands", "keys_blockable", "row_guard"]
+__all__ = ["BlockPlan", "Heads", "State", "chain_operands", "keys_blockable", "row_guard", "unclear_operand"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,10 +87,29 @@ class Heads:
 
 
 def chain_operands(site: AttentionSite) -> list[ir.Value]:
-    """The operands of the chain that come from outside it, each once, in order."""
+    """The operands of the chain that come from outside it, each once, in order; shapes and axes are none."""
     inside = {output for node in (site.scores, *site.chain) for output in node.outputs}
-    found = [item for node in site.chain for item in node.inputs if item is not None and item not in inside]
+    found = [
+        item
+        for node in site.chain
+        for index, item in enumerate(node.inputs)
+        if item is not None and item not in inside and not (index and is_op(node, "Reshape", "ReduceMax"))
+    ]
     return list(dict.fromkeys(found))
+
+
+def unclear_operand(site: AttentionSite, view: ShapeView) -> str | None:
+    """Why an operand of the chain cannot be cut to blocks; None where all can."""
+    for value in chain_operands(site):
+        shape = view.shape(value)
+        if shape is None:
+            return f"the shape of {value.name!r} is not known"
+        sides = ((-1, site.total, "keys"), (-2, site.length, "queries"))
+        for axis, length, what in sides:
+            size = shape[axis] if len(shape) >= -axis else 1
+            if size != 1 and not runs_along(size, length) and not (site.sink is not None and value is site.sink.value):
+                return f"{value.name!r} has {size} positions where there are {length} {what}"
+    return None
 
 
 def row_guard(site: AttentionSite) -> ir.Node | None:
@@ -119,7 +140,8 @@ def keys_blockable(site: AttentionSite) -> str | None:
         if is_op(node, "ReduceMax", "Concat"):
             return f"node {node.name!r} ({node.op_type}) works along the keys"
     for node in site.tail:
-        if node in allowed or is_op(node, "Cast", "CastLike", "Identity", "IsNaN"):
+        # A Reshape in the tail only puts batch and heads on one axis: the recogniser takes no other.
+        if node in allowed or is_op(node, "Cast", "CastLike", "Identity", "IsNaN", "Reshape"):
             continue
         if is_op(node, "Dropout") and len(node.inputs) < 3:
             continue

@@ -149,9 +149,9 @@ def build(decoder: Decoder) -> onnx.ModelProto:
     logits, features = tail(g, made, rank, features)
     batch, seq, _ = dims_of(d, "ids")
     lead = [S if d.sizes == "static" else seq] if d.packed else [batch, seq]
-    if d.layout == "seq_first_output":
-        lead = [seq, batch]
     dims: list[Any] = [*lead, features]
+    if d.layout == "seq_first_output":
+        dims = [seq, batch, features]
     if d.layout == "flat_output":
         dims = [B * S if d.sizes == "static" else "rows", features]
     if d.layout == "features_first":

@@ -28,10 +28,8 @@ class Names:
         for graph in all_graphs(model):
             self._values.update(value.name for value in graph.inputs if value.name)
             self._values.update(graph.initializers)
-            for node in graph:
-                if node.name:
-                    self._nodes.add(node.name)
-                self._values.update(value.name for value in node.outputs if value.name)
+            self._nodes.update([node.name for node in graph if node.name])
+            self._values.update([value.name for node in graph for value in node.outputs if value.name])
 
     @classmethod
     def of(cls, model: ir.Model) -> Names:

@@ -37,6 +37,7 @@ REPORTS_KEY = "graphsurgery.reports"
 """Key of ``model.meta`` under which each pass appends its report: other runners drop subclassed results."""
 
 _HELD_KEY = "graphsurgery.analyses_held"
+_NODES_KEY = "graphsurgery.nodes"
 
 
 @dataclasses.dataclass
@@ -110,7 +111,9 @@ class Pass(ir.passes.InPlacePass, abc.ABC):
         if _HELD_KEY not in model.meta:
             # Whoever runs passes one by one may have edited the model since the last one looked at it.
             drop_analyses(model)
-        report = PassReport(self.name, str(self), nodes_before=count_nodes(model))
+        # The pass before this one has counted, unless something else has edited the model since.
+        nodes = model.meta[_NODES_KEY] if _NODES_KEY in model.meta else count_nodes(model)
+        report = PassReport(self.name, str(self), nodes_before=nodes)
         found = self.find(model)
         chosen, others = select(found, self.sites, self.exclude)
         refusals = [site for site in chosen if isinstance(site, Refusal)]
@@ -120,7 +123,7 @@ class Pass(ir.passes.InPlacePass, abc.ABC):
         report.sites += [_report(site, "skipped", "not selected") for site in others]
         order = {site.id: position for position, site in enumerate(found)}
         report.sites.sort(key=lambda site: order.get(site.id, len(order)))
-        report.nodes_after = count_nodes(model)
+        report.nodes_after = model.meta[_NODES_KEY] = count_nodes(model)
         report.seconds = time.perf_counter() - started
         model.meta.setdefault(REPORTS_KEY, []).append(report)
         return PassResult(model, report.changed, report, inexact)
@@ -161,6 +164,7 @@ def drop_analyses(model: ir.Model) -> None:
     """Forget what passes collected of ``model``: it was edited by something other than a pass of this kind."""
     Names.forget(model)
     invalidate(model)
+    model.meta.pop(_NODES_KEY, None)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from graphsurgery.row_selection import dim_name
+from graphsurgery.row_numbers import dim_name
 
 if TYPE_CHECKING:
     from graphsurgery.analysis.shapes import ShapeView

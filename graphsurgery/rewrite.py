@@ -168,7 +168,8 @@ class Rewrite:
         hint = f"{self._scope}/{name}"
         if domain and domain not in self.model.opset_imports:
             self.model.opset_imports[domain] = 1
-        node = ir.node(op_type, inputs, attributes or {}, domain=domain, name=self._names.node(hint))
+        listed = [_attribute(key, value) for key, value in attributes.items()] if attributes else ()
+        node = ir.Node(domain, op_type, inputs, listed, name=self._names.node(hint))
         output = node.outputs[0]
         output.name = self._names.value(hint)
         if dtype is not None:
@@ -230,6 +231,12 @@ class Rewrite:
         """An inline constant; integers become int64. Equal constants of one rewrite are one value."""
         array = np.asarray(array, dtype=None if isinstance(array, np.ndarray) else np.int64)
         key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants and self.model.ir_version < 4:
+            # An initializer had to be an input of the graph too, which is not ours to change.
+            dtype, tensor = ir.DataType.from_numpy(array.dtype), ir.tensor(array)
+            with self.prologue():
+                made = self.emit("Constant", [], {"value": tensor}, name=name, dtype=dtype, shape=array.shape)
+            self._constants[key] = made
         if key not in self._constants:
             unique = self._names.value(f"{self._scope}/{name}")
             value = ir.Value(name=unique, const_value=ir.tensor(array, name=unique))
@@ -317,6 +324,15 @@ class Rewrite:
         self.sweep()
         invalidate(self.model)
         return tuple(self._boundaries)
+
+
+def _attribute(name: str, value: Any) -> ir.Attr:
+    # onnx-ir finds the type of a value by trying protocols, which takes longer than making the node: integers go first.
+    if type(value) is int:
+        return ir.AttrInt64(name, value)
+    if isinstance(value, list | tuple) and value and all(type(item) is int for item in value):
+        return ir.AttrInt64s(name, value)
+    return ir.convenience.convert_attribute(name, value)
 
 
 def remove_dead(values: Iterable[ir.Value]) -> int:

@@ -9,8 +9,9 @@ import onnx_ir as ir
 from graphsurgery.analysis.cones import size_readers
 from graphsurgery.patterns.dynamic_products import is_dynamic_product
 from graphsurgery.product_parts import write_out
+from graphsurgery.row_numbers import dim_name
 from graphsurgery.row_pushing import RowPusher
-from graphsurgery.row_selection import dim_name, place
+from graphsurgery.row_selection import place
 from graphsurgery.shape_patches import patch_operand, restore_size
 
 if TYPE_CHECKING:
@@ -60,21 +61,21 @@ def prune_cone(
         selected[edge.value] = pusher.select(edge.value, at)
         rewrite.reroute(edge.node, edge.index, selected[edge.value])
     for node, patch in cone.patches:
-        count = selector.row_count(flat=patch.flat)
+        count = selector.numbers.count(flat=patch.flat)
         flat = patch.flat
         patch_operand(
             rewrite,
             node,
             patch,
             count if isinstance(count, int) else None,
-            lambda flat=flat: selector.row_count_value(flat=flat),  # type: ignore[misc]
+            lambda flat=flat: selector.numbers.count_value(flat=flat),  # type: ignore[misc]
             cone,
             view,
         )
     # Shape nodes that only served the operands which have just been replaced are gone after this.
     rewrite.sweep()
     for node, value, rows in list(size_readers(cone)):
-        restore_size(rewrite, node, value, rows, lambda rows=rows: selector.token_count_value(flat=rows.flat), view)  # type: ignore[misc]
+        restore_size(rewrite, node, value, rows, lambda rows=rows: selector.numbers.token_count(flat=rows.flat), view)  # type: ignore[misc]
     for value, rows in cone.values.items():
         _declare(value, rows, cone, selector, view)
     _forget_others(cone, rewrite.model)
@@ -97,7 +98,7 @@ def _declare(value: ir.Value, rows: RowAxis, cone: Cone, selector: RowSelector, 
         # Nothing was declared, or something else: what the file says is stale.
         sizes = [dim_name(size) for size in inferred]
     if sizes is not None:
-        sizes[rows.axis] = selector.row_count(flat=rows.flat)
+        sizes[rows.axis] = selector.numbers.count(flat=rows.flat)
         value.shape = ir.Shape(sizes)
 
 

@@ -19,7 +19,7 @@ from graphsurgery.patterns.masks import Mask, find_mask
 from graphsurgery.patterns.matcher import GraphIndex
 from graphsurgery.patterns.site import Refusal, Site
 from graphsurgery.rewrite import Rewrite
-from graphsurgery.row_selection import dim_name
+from graphsurgery.row_numbers import dim_name
 from graphsurgery.site_report import Detail, PassReport, SiteReport
 from graphsurgery.spans import legal_blocks
 

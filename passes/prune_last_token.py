@@ -14,6 +14,7 @@ from graphsurgery.contracts import IndexMode, RowSelection, read_contracts, writ
 from graphsurgery.errors import UsageError
 from graphsurgery.names import Names
 from graphsurgery.pass_base import Pass
+from graphsurgery.patterns.hidden_output import HiddenOutput, find_hidden_output
 from graphsurgery.patterns.interface import (
     TokenInput,
     find_attention_mask,
@@ -21,20 +22,14 @@ from graphsurgery.patterns.interface import (
     find_token_input,
     has_past,
 )
-from graphsurgery.patterns.lm_head import (
-    HiddenOutput,
-    LMHead,
-    find_hidden_output,
-    find_lm_heads,
-    is_named_logits,
-    share_rows,
-)
+from graphsurgery.patterns.lm_head import LMHead, find_lm_heads, is_named_logits, share_rows
 from graphsurgery.patterns.matcher import GraphIndex
 from graphsurgery.patterns.site import Refusal, Site
 from graphsurgery.rewrite import Rewrite
 from graphsurgery.row_depths import Target, depths_of
 from graphsurgery.row_edit import prune_cone, unplaced
-from graphsurgery.row_selection import Placement, RowPlan, RowSelector, dim_name, lowest_opset
+from graphsurgery.row_numbers import RowNumbers, RowPlan, dim_name
+from graphsurgery.row_selection import Placement, RowSelector, lowest_opset
 from graphsurgery.site_report import Detail, PassReport, SiteReport
 
 if TYPE_CHECKING:
@@ -197,7 +192,7 @@ class PruneLastToken(Pass):
         if plan.index == "runtime":
             plan = dataclasses.replace(plan, source=self._add_runtime_input(model, rewrite, tokens))
         report.warnings += self._warnings(plan, tokens)
-        selector = RowSelector(rewrite, plan, tokens, shapes)
+        selector = RowSelector(rewrite, RowNumbers(rewrite, plan, tokens), shapes)
         depths = depths_of(sites, self.depth, model, shapes, tokens)
         _edit(rewrite, sites, [depth.cone for depth in depths], selector, shapes, tokens)
         boundaries = rewrite.commit()
@@ -305,7 +300,7 @@ def _edit(
             continue
         read = [edge.value for edge in cone.frontier if edge.value in selected]
         before = list(dict.fromkeys(read or selected))
-        rewrite.record(before, [name], [*before, *selector.sources], [name])
+        rewrite.record(before, [name], [*before, *selector.numbers.sources], [name])
 
 
 def _prune_output(site: Target, selector: RowSelector, rewrite: Rewrite) -> None:
@@ -313,7 +308,7 @@ def _prune_output(site: Target, selector: RowSelector, rewrite: Rewrite) -> None
     output, name = site.output, site.name
     taken = selector.select(output, Placement(site.rows, site.batch_axis))
     rewrite.replace_output(output, taken, f"{name}/all_rows")
-    rewrite.record([name], [name], [output, *selector.sources], [name])
+    rewrite.record([name], [name], [output, *selector.numbers.sources], [name])
 
 
 def _contract(site: Target, plan: RowPlan, tokens: TokenInput) -> RowSelection:

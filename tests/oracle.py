@@ -86,13 +86,13 @@ def assert_pruned_equal(
         reference, result = run(before, fed), run(after, fed)
         assert list(result) == list(reference)
         for name, whole in reference.items():
-            contract = contracts.get(name)
-            if contract is None:
+            held = contracts.get(name)
+            if held is None:
                 if name in slots:
                     whole, result[name] = whole[:, :, : slots[name]], result[name][:, :, : slots[name]]
                 assert np.array_equal(result[name], whole, equal_nan=True), f"{name} changed"
                 continue
-            wanted = contract.apply(whole, fed)
+            wanted = held.apply(whole, fed)
             assert result[name].shape == wanted.shape, name
             _assert_declared(declared[name], result[name].shape)
             bound = 2e-3 if lenient else tolerance_of(whole)

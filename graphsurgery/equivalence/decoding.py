@@ -89,8 +89,9 @@ class Decoder:
 
     @property
     def batch(self) -> int | None:
-        """B where it is fixed."""
-        return self.signature.fixed.get("B")
+        """B where it is fixed; 1 where nothing counts rows."""
+        counted = "B" in self.signature.letters.values()
+        return self.signature.fixed.get("B", None if counted else 1)
 
     @property
     def length(self) -> int | None:

@@ -19,6 +19,7 @@ from graphsurgery.equivalence.calls import Call
 from graphsurgery.equivalence.drawing import Draw
 from graphsurgery.equivalence.feeds import Sizes
 from graphsurgery.equivalence.handover import Manner, columns_of, placed
+from graphsurgery.equivalence.kept import Kept, kept_of
 from graphsurgery.equivalence.roles import Role
 from graphsurgery.equivalence.running import RunError, Session
 from graphsurgery.equivalence.tape import Side, Tape
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from graphsurgery.equivalence.layouts import Layout, Party, Prompt
     from graphsurgery.equivalence.running import Model, Outputs, Settings
 
-__all__ = ["CallRecord", "Job", "Kept", "Trace", "run_party"]
+__all__ = ["CallRecord", "Job", "Trace", "run_party"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,21 +62,6 @@ class Job:
     table: Array | None = None
     seed: int = 0
     vocabulary: int | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Kept:
-    """What one cache holds at the end, whatever the convention: an array ``[n, ..]``, and whose each of the n is.
-
-    Attributes:
-        array: entries of real tokens in the order of rows and columns; states by row; scalars alone.
-        rows: batch row of each entry.
-        columns: column of each entry; the last one for states.
-    """
-
-    array: Array
-    rows: Array
-    columns: Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,9 +133,14 @@ class _Decoding:
     def finish(self) -> None:
         """See what the caches hold."""
         file = self.party.step if self.job.tokens > 1 else self.party.prompt
+        side: Side | None = None
+        if self.party.anew:
+            side = self._side_anew()
+        elif file.packed:
+            side = "right"
         for cache in file.caches:
             if cache.key in self.state:
-                self.trace.kept[cache.key] = self._kept(file, cache, self.state[cache.key])
+                self.trace.kept[cache.key] = kept_of(cache, self.state[cache.key], self.tape, side)
         self.state.clear()
 
     def _note(self, logits: Array, picked: Array) -> None:
@@ -220,7 +211,7 @@ class _Decoding:
             if cache.key in self.state:
                 feed[spec.name] = placed(cache, self.state[cache.key], size)
                 continue
-            if call.start and cache.counts_columns:
+            if call.start and cache.manner not in (Manner.COUNTER, Manner.CONSTANT):
                 raise CannotCheckError(
                     f"{file.path} takes {cache.key} as input {spec.name}, which {self.party.prompt.path} does not return."
                 )
@@ -228,42 +219,9 @@ class _Decoding:
             shape = list(draw.shape(spec))
             if cache.counts_columns and cache.axis is not None:
                 shape[cache.axis] = size or 0
-            feed[spec.name] = np.zeros(shape, dtype=onnx.helper.tensor_dtype_to_np_dtype(spec.elem_type))
+            first = call.start if cache.manner is Manner.COUNTER else 0
+            feed[spec.name] = np.full(shape, first, dtype=onnx.helper.tensor_dtype_to_np_dtype(spec.elem_type))
         return feed
-
-    def _kept(self, file: Decoder, cache: Cache, array: Array) -> Kept:
-        """The entries of real tokens, in the order of rows and columns."""
-        stop, batch = self.tape.width, self.tape.batch
-        last = np.full(batch, stop - 1)
-        if cache.batch_axis is None:
-            return Kept(array.reshape(1, *array.shape), np.zeros(1, np.int64), np.full(1, -1))
-        by_row = np.moveaxis(array, cache.batch_axis, 0)
-        if cache.axis is None:
-            return Kept(by_row, np.arange(batch), last)
-        axis = cache.axis if cache.axis > cache.batch_axis else cache.axis + 1
-        by_column = np.moveaxis(by_row, axis, 1)
-        held = by_column.shape[1]
-        counts = self.tape.counts(stop)
-        packed = file.packed or self.party.anew
-        rows: list[Array] = []
-        columns: list[Array] = []
-        entries: list[Array] = []
-        for row in range(batch):
-            real = np.flatnonzero(self.tape.real[row])
-            if cache.manner is Manner.RING or (packed and held < counts[row]):
-                # Which token is where is the model's own affair: all depends on the last.
-                places = np.arange(min(held, int(counts[row])))
-                real = np.full(len(places), stop - 1)
-            elif packed:
-                before = held - len(real) if self.party.anew and self._side_anew() == "left" else 0
-                places = np.arange(len(real)) + before
-            else:
-                real = real[real >= stop - held]
-                places = real - (stop - held)
-            entries.append(by_column[row, places])
-            rows.append(np.full(len(places), row))
-            columns.append(real)
-        return Kept(np.concatenate(entries), np.concatenate(rows), np.concatenate(columns))
 
 
 def _has_slots(file: Decoder) -> bool:

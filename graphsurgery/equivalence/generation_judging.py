@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from graphsurgery.equivalence.decoding import Decoder
     from graphsurgery.equivalence.feeds import Array
-    from graphsurgery.equivalence.generation import CallRecord, Kept, Trace
+    from graphsurgery.equivalence.generation import CallRecord, Trace
+    from graphsurgery.equivalence.kept import Kept
     from graphsurgery.equivalence.layouts import Party, Plan, Prompt
     from graphsurgery.equivalence.routers import Router
 

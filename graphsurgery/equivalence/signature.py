@@ -97,7 +97,7 @@ _SCALARS: tuple[tuple[str, Role], ...] = (
     (r"(num_)?logits_to_keep", Role.KEEP),
     (r"total_seq", Role.TOTAL_LENGTH),
     (r"seqlens_k", Role.LAST_KEY),
-    (r"beam_idx", Role.BEAMS),
+    (r"beam_idx|batch_ind(ex|ices)", Role.BEAMS),
     (r"grid_thw", Role.GRID),
     (r"cumulative_length|past_len|past_seq", Role.PAST_LENGTH),
 )

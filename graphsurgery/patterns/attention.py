@@ -156,13 +156,20 @@ def find_attentions(
     for domain, operator in _FUSED:
         anchors = [*anchors, *index.nodes(operator, domain=domain)]
     for node in sorted(anchors, key=index.order.__getitem__):
-        if node.graph is not model.graph:
-            continue
         number = len(found)
+        if node.graph is not model.graph:
+            if node.op_type != "Softmax" or _Reader(node, number, shapes).read() is not None:
+                found.append(_inner(node, number))
+            continue
         site = _fused(node, number) if node.op_type != "Softmax" else _Reader(node, number, shapes).read()
         if site is not None:
             found.append(site)
     return found
+
+
+def _inner(node: ir.Node, number: int) -> Refusal:
+    reason = f"the attention around {node.op_type} {node.name!r} is inside a branch or loop of the graph"
+    return Refusal(id=f"attention:{number}", kinds=("attention",), layer=layer_of(node), reason=reason)
 
 
 def layer_of(node: ir.Node) -> int | None:
@@ -214,6 +221,12 @@ class _Reader:
         tail, product = self._down()
         if product is None:
             return None
+        fused = self._fused_scores()
+        if fused is not None:
+            reason = f"its scores are made by {fused.name!r}, a FusedMatMul of ONNX Runtime's optimizer: use the export"
+            return Refusal(
+                id=f"attention:{self._number}", kinds=("attention",), layer=layer_of(self._softmax), reason=reason
+            )
         try:
             return self._site(tail, product)
         except _UnreadableError as why:
@@ -249,6 +262,13 @@ class _Reader:
         sink = _sink(chain, tail)
         key = _source(keys, -1, -2, shapes, "keys", batch)
         value = _source(values, -2, -1, shapes, "values", batch)
+        if not isinstance(heads, int) and isinstance(key.heads, int) and isinstance(key.repeats, int):
+            heads = key.heads * key.repeats
+        key, value = (_broadcast_heads(source, heads) for source in (key, value))
+        if (key.heads, key.repeats) != (value.heads, value.repeats):
+            raise _UnreadableError(
+                f"keys {key.base.name!r} have {key.heads} heads for {heads}, values {value.base.name!r} {value.heads}"
+            )
         lengths = {_dim(shapes, source.base, source.length_axis) for source in (key, value)}
         if len(lengths) > 1 and all(isinstance(size, int) for size in lengths):
             # Lengths under different names are the same in every run: the product with the values asks for it.
@@ -313,6 +333,25 @@ class _Reader:
         axis = attribute.as_int() if attribute is not None else (-1 if version >= 13 else 1)
         if axis % rank != rank - 1:
             raise _UnreadableError(f"softmax {softmax.name!r} runs over axis {axis}, not over the keys")
+
+    def _fused_scores(self) -> ir.Node | None:
+        """A product of ONNX Runtime's own domain above the softmax."""
+        value = self._softmax.inputs[0]
+        for _ in range(_MAX_CHAIN):
+            node = value.producer() if value is not None else None
+            if node is None:
+                return None
+            if node.op_type == "FusedMatMul":
+                return node
+            if node.domain or node.op_type not in _SCORE_CHAIN:
+                return None
+            inputs = [item for item in node.inputs if item is not None]
+            value = max(inputs, key=lambda item: item.producer() is not None and self._is_scores(item), default=None)
+        return None
+
+    def _is_scores(self, value: ir.Value) -> bool:
+        node = value.producer()
+        return node is not None and (node.op_type == "FusedMatMul" or node.op_type in ("Add", "Mul", "Div", "Where"))
 
     # ---- down to the value product --------------------------------------------------------------------------------
 
@@ -497,6 +536,13 @@ def _source(operand: ir.Value, length: int, feature: int, view: ShapeView, what:
     if best is None:
         raise _UnreadableError(f"the {what} {operand.name!r} cannot be traced to a cache [B, G, T, D]")
     return best
+
+
+def _broadcast_heads(source: KeyValueSource, heads: Dim) -> KeyValueSource:
+    """One key head that the product broadcasts serves all query heads."""
+    if source.heads == 1 and source.repeats == 1 and heads != 1:
+        return dataclasses.replace(source, repeats=heads)
+    return source
 
 
 def _layout_step(node: ir.Node, view: ShapeView) -> ir.Value | None:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from graphsurgery.analysis.dims import free_names
 from graphsurgery.analysis.slices import same_size
 from graphsurgery.patterns.matcher import is_op
-from graphsurgery.patterns.rows import locate_rows, may_be
+from graphsurgery.patterns.rows import locate_output, may_be
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,9 +93,10 @@ def find_token_input(model: ir.Model, shapes: Shapes) -> TokenInput | None:
     two sequences, and its logits belong to one.
     """
     found = list(_token_inputs(model, shapes))
-    outputs = [shapes.shape(value) for value in model.graph.outputs if value.dtype in FLOATS or value.dtype is None]
+    outputs = [value for value in model.graph.outputs if value.dtype in FLOATS or value.dtype is None]
+    outputs = [value for value in outputs if shapes.rank(value) in (2, 3)]
     for tokens in found:
-        if any(shape is not None and len(shape) <= 3 and locate_rows(shape, tokens) for shape in outputs):
+        if any(locate_output(value, shapes, tokens) for value in outputs):
             return tokens
     return found[0] if found else None
 

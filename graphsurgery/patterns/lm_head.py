@@ -17,7 +17,7 @@ from graphsurgery.analysis.slices import Blocked, RowAxis
 from graphsurgery.patterns.dynamic_products import lift_head
 from graphsurgery.patterns.interface import FLOATS
 from graphsurgery.patterns.norms import Norm, norm_above
-from graphsurgery.patterns.rows import batch_axis_of, holds_rows, is_batch_major, locate_rows, selector_above
+from graphsurgery.patterns.rows import batch_axis_of, holds_rows, is_batch_major, locate_output, selector_above
 from graphsurgery.patterns.site import Refusal, Site
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from graphsurgery.patterns.interface import TokenInput
     from graphsurgery.patterns.matcher import GraphIndex
 
-__all__ = ["HiddenOutput", "LMHead", "find_hidden_output", "find_lm_heads", "is_named_logits", "share_rows"]
+__all__ = ["LMHead", "find_lm_heads", "is_named_logits", "share_rows"]
 
 _LOGITS = re.compile(r"logits|lm_head|(^|[./_])scores?$", re.IGNORECASE)
 # Scores of something else than the vocabulary, one for each token too.
@@ -65,25 +65,6 @@ class LMHead(Site):
     cone: Cone
     products: tuple[ir.Node, ...]
     vocabulary: Dim
-    norm: Norm | None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class HiddenOutput(Site):
-    """Final hidden states as an output, of a decoder whose head is another file.
-
-    Attributes:
-        name: its output's name, which stays when the value behind it changes.
-        output: the graph output, ``[B, S, H]``.
-        rows: where it carries the rows.
-        batch_axis: where it carries the batch.
-        norm: the final normalisation, where it was recognised.
-    """
-
-    name: str
-    output: ir.Value
-    rows: RowAxis
-    batch_axis: int | None
     norm: Norm | None
 
 
@@ -132,11 +113,10 @@ def _unnamed_candidates(outputs: list[ir.Value], shapes: Shapes, tokens: TokenIn
     hidden = shapes.dim(tokens.value, -1) if tokens.value.dtype in FLOATS else None
     found = []
     for value in outputs:
-        shape = shapes.shape(value)
-        located = None if shape is None else locate_rows(shape, tokens)
-        if located is None or shape is None or shape[-1] in (hidden, 1):
+        located = locate_output(value, shapes, tokens)
+        if located is None or located[0][-1] in (hidden, 1):
             continue
-        if len(shape) <= 3 and isinstance(shape[-1], int) and value.producer() is not None:
+        if len(located[0]) <= 3 and isinstance(located[0][-1], int) and value.producer() is not None:
             found.append(value)
     return found
 
@@ -193,10 +173,13 @@ class _Scout:
             return f"the shape of output {output.name!r} cannot be inferred{reason}"
         if tokens.length == 1:
             return f"the model computes one row a step ({tokens.value.name!r} has one token): nothing to prune"
-        located = locate_rows(shape, tokens)
+        located = locate_output(output, shapes, tokens)
         if located is None:
             return self._no_rows(output, shape)
-        rows, batch_axis = located
+        shape, rows, batch_axis = located
+        if len(shape) > 3 and not isinstance(_features(shape, rows, batch_axis), int):
+            sizes = ", ".join(str(size) for size in shape)
+            return f"output {output.name!r} [{sizes}] does not hold a number of scores that is known, as logits do"
         if rows.flat and not is_batch_major(output, rows, shapes, self._model, tokens):
             return f"output {output.name!r} is flattened with the batches inside: the rows of one do not lie behind one another"
         cone = climb(output, rows, shapes, self._model, self._tail(), lift_head)
@@ -310,44 +293,3 @@ def _features(shape: tuple[Dim, ...], rows: RowAxis, batch_axis: int | None) -> 
 
 def _normalises(cone: Cone) -> bool:
     return any(node.op_type.startswith("Reduce") or "Normalization" in node.op_type for node in cone.nodes)
-
-
-# ---- hidden states ------------------------------------------------------------------------------------------------
-
-
-def find_hidden_output(
-    model: ir.Model, shapes: Shapes, index: GraphIndex, tokens: TokenInput, name: str | None
-) -> HiddenOutput | Refusal | None:
-    """The output of final hidden states: the one called ``name``, or the only one that a normalisation ends in.
-
-    Returns:
-        The site; a refusal where ``name`` cannot be pruned; None where ``name`` is None and there is no such output.
-    """
-    outputs = [value for value in model.graph.outputs if name is None or value.name == name]
-    found: list[HiddenOutput] = []
-    for value in outputs:
-        shape = shapes.shape(value)
-        located = None if shape is None else locate_rows(shape, tokens)
-        if located is None or shape is None or value.producer() is None:
-            continue
-        if name is None and (value.dtype not in FLOATS or len(shape) > 3):
-            continue
-        rows, batch_axis = located
-        if rows.flat and not is_batch_major(value, rows, shapes, model, tokens):
-            continue
-        norm = norm_above(value, rows, shapes, index, model)
-        found.append(
-            HiddenOutput(
-                id=f"hidden:{value.name}",
-                kinds=("hidden",),
-                name=value.name or "",
-                output=value,
-                rows=rows,
-                batch_axis=batch_axis,
-                norm=norm,
-            )
-        )
-    if name is not None:
-        reason = f"output {name!r} does not hold one row for each token of {tokens.value.name!r}"
-        return found[0] if found else Refusal(id=f"hidden:{name}", kinds=("hidden",), reason=reason)
-    return found[0] if len(found) == 1 and found[0].norm is not None else None

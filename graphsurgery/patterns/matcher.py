@@ -110,11 +110,17 @@ def readers(value: ir.Value) -> list[ir.Node]:
 
 def is_sorted(graph: ir.Graph) -> bool:
     """Whether every node of ``graph`` and its subgraphs comes after the producers of what it reads."""
-    seen: set[ir.Node] = set()
-    for node in ir.traversal.RecursiveGraphIterator(graph):
+    return _is_sorted(graph, set())
+
+
+def _is_sorted(graph: ir.Graph, seen: set[ir.Node]) -> bool:
+    for node in graph:
         for value in node.inputs:
             producer = value.producer() if value is not None else None
             if producer is not None and producer not in seen:
                 return False
         seen.add(node)
+        for attribute in node.attributes.data.values():
+            if attribute.type in _GRAPH_TYPES and not all(_is_sorted(inner, seen) for inner in subgraphs(node)):
+                return False
     return True

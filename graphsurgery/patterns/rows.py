@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from graphsurgery.analysis.dims import Unknown, product
+from graphsurgery.analysis.dims import Unknown, parse_dim, product
 from graphsurgery.analysis.slices import Blocked, RowAxis, lift, same_size
 from graphsurgery.patterns.matcher import is_op, subgraphs
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.patterns.interface import TokenInput
 
-__all__ = ["batch_axis_of", "holds_rows", "is_batch_major", "locate_rows", "may_be", "selector_above"]
+__all__ = ["batch_axis_of", "holds_rows", "is_batch_major", "locate_output", "locate_rows", "may_be", "selector_above"]
 
 _SELECTORS = ("Slice", "Gather", "GatherND", "GatherElements", "Split", "Compress")
 _MAX_NODES = 64
@@ -34,7 +34,7 @@ def may_be(size: Dim, other: Dim) -> bool:
         return True
     if 1 in (size, other):
         return False
-    return any(not isinstance(item, int) and isinstance(item.atom, Unknown) for item in (size, other))
+    return _is_unknown(size) or _is_unknown(other)
 
 
 def locate_rows(shape: tuple[Dim, ...], tokens: TokenInput) -> tuple[RowAxis, int | None] | None:
@@ -62,6 +62,36 @@ def locate_rows(shape: tuple[Dim, ...], tokens: TokenInput) -> tuple[RowAxis, in
         if tokens.batch == 1 and rank == 2:
             return RowAxis(axis), None
     return None
+
+
+def locate_output(
+    output: ir.Value, view: ShapeView, tokens: TokenInput
+) -> tuple[tuple[Dim, ...], RowAxis, int | None] | None:
+    """The sizes of a graph output, and where it carries rows and batch; None where it does not hold one row a token.
+
+    A size that cannot be inferred is what the file declares, unless something above picks rows.
+    """
+    shape = view.shape(output)
+    if shape is None:
+        return None
+    located = locate_rows(shape, tokens)
+    if located is None and any(_is_unknown(size) for size in shape) and selector_above(output, view, tokens) is None:
+        shape = _completed(shape, output)
+        located = locate_rows(shape, tokens)
+    return None if located is None else (shape, *located)
+
+
+def _is_unknown(size: Dim) -> bool:
+    return not isinstance(size, int) and isinstance(size.atom, Unknown)
+
+
+def _completed(shape: tuple[Dim, ...], value: ir.Value) -> tuple[Dim, ...]:
+    """``shape`` with what ``value`` declares in place of what is not known."""
+    if value.shape is None or len(value.shape) != len(shape):
+        return shape
+    declared = [size if isinstance(size, int) else parse_dim(size.value or "") for size in value.shape]
+    pairs = zip(shape, declared, strict=True)
+    return tuple(given if given is not None and _is_unknown(size) else size for size, given in pairs)
 
 
 def holds_rows(shape: tuple[Dim, ...], rows: RowAxis, tokens: TokenInput) -> bool:

@@ -224,7 +224,7 @@ class Block:
         maximum = emit("Max", [top, self._floor() if state is None else state.maximum], name="maximum", dtype=_FLOAT)
         weights = self._exp(scores, maximum, "weights")
         total = writer.reduce("ReduceSum", weights, 3, name="block_sum", dtype=_FLOAT)
-        weighted = self._float(self._weighted(self._typed(weights), columns))
+        weighted = self._float(self._weighted(self._typed(weights), columns), self._value_type())
         if state is None:
             return State(maximum, total, weighted)
         factor = self._exp(state.maximum, maximum, "rescale")
@@ -244,12 +244,12 @@ class Block:
                 continue
             self._replay(node, made, columns)
             last = node.outputs[0]
-        return self._float(made[last])
+        return self._float(made[last], self._of.shapes.dtype(last))
 
     def _sink_state(self) -> State:
         assert self._site.sink is not None
         sink = self._of.chain_operand(self._site.sink.value, self._heads, self._rows, self._whole, self._columns)
-        maximum = self._float(sink)
+        maximum = self._float(sink, self._of.shapes.dtype(self._site.sink.value))
         total = self._exp(maximum, maximum, "sink_weight")
         return State(maximum, total, None)
 
@@ -285,8 +285,9 @@ class Block:
     def _number(self, number: float, name: str) -> ir.Value:
         return self._rewrite.constant(np.asarray(number, dtype=np.float32), name)
 
-    def _float(self, value: ir.Value) -> ir.Value:
-        if value.dtype == _FLOAT or value.dtype is None:
+    def _float(self, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
+        """``value``, of type ``dtype``, as float32: running statistics are kept in it."""
+        if dtype in (None, _FLOAT):
             return value
         return self._rewrite.emit("Cast", [value], {"to": int(_FLOAT)}, name="as_float", dtype=_FLOAT)
 

@@ -96,6 +96,8 @@ class BlockWriter:
 
         It is not the exporter's finished mask, which would be computed on the other path too.
         """
+        if value.producer() is None:
+            return value
         key = (value, limit)
         if key not in self._few_masks:
             few = self.few_rows(site, limit)

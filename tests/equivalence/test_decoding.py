@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from onnx import TensorProto as T
 
+from graphsurgery.contracts import RowSelection
 from graphsurgery.equivalence.calls import Call
 from graphsurgery.equivalence.comparing import compare
 from graphsurgery.equivalence.handover import Manner
@@ -127,6 +129,85 @@ def test_a_cache_that_no_output_hands_on(tmp_path):
     assert str(error.value) == (
         f"{path} takes a cache, input past.0.value, and no output hands it on: check it with --depth outputs."
     )
+
+
+def renamed(names: dict[str, str]) -> Any:
+    """The decoder with other names of inputs and outputs."""
+    model = decoder()
+    for value in (*model.graph.input, *model.graph.output):
+        value.name = names.get(value.name, value.name)
+    for node in model.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+    return model
+
+
+def handed(path: Any) -> dict[str, tuple[str, str]]:
+    return {cache.key: (cache.input.name, cache.output) for cache in decoder_of(path).fed if cache.input is not None}
+
+
+def test_the_graph_tells_what_names_do_not(tmp_path):
+    names = {"past.0.key": "a_cache", "past.0.value": "b_cache", "present.0.key": "c", "present.0.value": "d"}
+    path = save(renamed(names), tmp_path / "m.onnx")
+    assert handed(path) == {"cache:0.key": ("a_cache", "c"), "cache:0.value": ("b_cache", "d")}
+
+
+def test_names_tell_what_is_handed_on_as_which(tmp_path):
+    """Runtimes go by names: an output that holds the values is fed as the past of the keys where it is called so."""
+    names = {"present.0.key": "present.0.value", "present.0.value": "present.0.key"}
+    path = save(renamed(names), tmp_path / "m.onnx")
+    assert handed(path) == {
+        "cache:0.key": ("past.0.key", "present.0.key"),
+        "cache:0.value": ("past.0.value", "present.0.value"),
+    }
+
+
+def test_names_alone_tell_of_a_counter(tmp_path):
+    g = Graph()
+    length = g.input("cache.0.cumulative_length", T.INT64)
+    g.op("Mul", length, g.ints("two", 2), out="cache.0.cumulative_length_out")
+    g.nodes[-1].output[0] = "updated_cache.0.cumulative_length"
+    g.output("updated_cache.0.cumulative_length", T.INT64)
+    model = decoder()
+    model.graph.node.extend(g.nodes)
+    model.graph.initializer.extend(g.tensors)
+    model.graph.input.extend(g.inputs)
+    model.graph.output.extend(g.outputs)
+    found = {cache.key: cache for cache in decoder_of(save(model, tmp_path / "m.onnx")).caches}
+    assert set(found) == {"cache:0.key", "cache:0.value", "cache:0.length"}
+    assert found["cache:0.length"].manner is Manner.COUNTER
+    assert found["cache:0.length"].output == "updated_cache.0.cumulative_length"
+
+
+# Rows of logits -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "contract", "rows"),
+    [
+        ((2, 3, 40), None, [[0, 1, 2]] * 2),
+        ((2, 2, 40), None, [[1, 2]] * 2),
+        ((2, 1, 40), None, [[-1]] * 2),
+        ((6, 40), None, [[0, 1, 2]] * 2),
+        ((2, 1, 40), {}, [[2]] * 2),
+        ((2, 2, 40), {"keep": 2}, [[1, 2]] * 2),
+        ((4, 40), {"keep": 2, "flat": True, "row_axis": 0, "batch_axis": None}, [[1, 2]] * 2),
+        ((1, 2, 40), {"row_axis": 0, "batch_axis": 1}, [[2]] * 2),
+        ((2, 1, 40), {"index": "mask", "source": "attention_mask"}, [[1], [2]]),
+    ],
+)
+def test_which_rows_logits_hold(tmp_path, shape, contract, rows):
+    file = decoder_of(save(decoder(), tmp_path / "m.onnx"))
+    if contract is not None:
+        common = {"output": "logits", "index": "last", "keep": 1, "source": None, "row_axis": 1, "batch_axis": 0}
+        stated: Any = common | {"sequence": "input_ids", "sequence_axis": 1} | contract
+        file = dataclasses.replace(file, contracts=(RowSelection(**stated),))
+    feed = {"input_ids": np.zeros((2, 3), np.int64), "attention_mask": np.array([[1, 1, 0], [1, 1, 1]])}
+    value = np.arange(np.prod(shape)).reshape(shape)
+    logits, held = file.rows({"logits": value}, feed, 3)
+    assert held.tolist() == rows
+    expected = value.transpose(1, 0, 2) if shape == (1, 2, 40) else value.reshape(2, -1, 40)
+    assert logits.tolist() == expected.tolist()
 
 
 # What a call is fed ---------------------------------------------------------------------------------------------------

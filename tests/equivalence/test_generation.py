@@ -472,6 +472,51 @@ def test_both_sides_may_have_two_files(check, tmp_path):
     assert report.decode_reference == str(other)
 
 
+def prompt_alone() -> onnx.ModelProto:
+    """The model without a past: it reads the prompt and only returns its cache."""
+    model = decoder()
+    for node in model.graph.node:
+        if node.op_type == "Concat":
+            node.op_type = "Identity"
+            del node.input[0], node.attribute[:]
+    del model.graph.input[3:]
+    return model
+
+
+def test_a_cache_that_the_prompt_file_makes(check, tmp_path):
+    step = save(decoder(), tmp_path / "step.onnx")
+    report = check(prompt_alone(), prompt_alone(), decode=step, decode_reference=step)
+    assert report.status == "equal", report.reasons
+    assert [out.name for out in report.outputs] == ["logits", "present.0.key", "present.0.value"]
+    # On one side the whole sequence is read anew for each token.
+    report = check(prompt_alone(), prompt_alone(), decode=step)
+    assert report.status == "equal", report.reasons
+    assert report.prompts[-1].padding == "left"
+    report = check(prompt_alone(), prompt_alone(), decode=save(decoder(scale=0.7), step))
+    assert report.status == "different"
+    assert {each.token > 0 for each in report.token_differences} <= {True}
+
+
+def test_a_state_that_the_prompt_file_does_not_return(check, tmp_path):
+    def with_state(model: onnx.ModelProto) -> onnx.ModelProto:
+        g = Graph()
+        state = g.input("past.0.recurrent_state", T.FLOAT, "batch", 2, 3)
+        g.op("Add", state, state, out="present.0.recurrent_state")
+        g.output("present.0.recurrent_state", T.FLOAT, "batch", 2, 3)
+        model.graph.node.extend(g.nodes)
+        model.graph.input.extend(g.inputs)
+        model.graph.output.extend(g.outputs)
+        return model
+
+    step = save(with_state(decoder()), tmp_path / "step.onnx")
+    report = check(decoder(), decoder(), decode=step, prompts=IDS[:1])
+    assert report.status == "unchecked"
+    assert report.reasons == (
+        f"{step} takes cache:0.recurrent as input past.0.recurrent_state, which {tmp_path / 'b.onnx'} does not return.",
+    )
+    assert check(with_state(decoder()), with_state(decoder()), decode=step, prompts=IDS[:1]).status == "equal"
+
+
 @pytest.mark.parametrize("wrong", [{"invert_mask": True}, {"scale": 0.7}])
 def test_an_error_in_the_decode_file_alone(check, tmp_path, wrong):
     step = save(renamed_decoder(**wrong), tmp_path / "step.onnx")

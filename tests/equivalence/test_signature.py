@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from onnx import TensorProto as T
 
+from graphsurgery.equivalence.feeds import Sizes, make_feeds
 from graphsurgery.equivalence.protos import read_proto
 from graphsurgery.equivalence.roles import Role, cache_axis, letter_of
 from graphsurgery.equivalence.signature import merge, read_signature
@@ -138,3 +139,26 @@ def test_a_static_rewrite_narrows_the_signature():
     cache = merged.input("past.0.key")
     assert cache is not None
     assert cache_axis(cache) == 2
+
+
+def test_positions_end_with_the_table():
+    assert read_signature(read_proto(case("a01"))).positions == 64
+    # Planes of positions whose largest is looked up, and a table that an operator holds.
+    assert read_signature(read_proto(case("p11"))).positions == 64
+    assert read_signature(read_proto(case("a10"))).positions == 32
+    assert read_signature(read_proto(FIXTURES / "llama" / "model.onnx")).positions is None
+
+
+def test_the_part_of_a_cache_that_is_read_is_as_long_as_an_input():
+    g = Graph()
+    ids = g.input("input_ids", T.INT64, "b", "s")
+    g.input("comp_ctx_lengths", T.INT64, "comp_ctx_lengths")
+    g.op("Gather", g.weight("table", 40, 16), ids, out="y")
+    g.output("y", T.FLOAT, "b", "s", 16)
+    signature = read_signature(g.model())
+    assert roles(signature)["comp_ctx_lengths"] is Role.BOUND
+    assert signature.letters["comp_ctx_lengths"] == "C"
+    arrays = {feed.name: feed.build()["comp_ctx_lengths"] for feed in make_feeds(signature, 0)[0]}
+    assert (arrays["b1-s5-p0"].tolist(), len(arrays["b1-s200-p0"])) == ([0] * 6, 201)
+    assert Sizes(1, 3, 4, slots=7).letters()["C"] == 7
+    assert Sizes(1, 3, 4, slots=16).letters()["C"] == 8

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from graphsurgery.equivalence.feeds import LeftOut
+from graphsurgery.equivalence.generation_report import PromptReport, TokenDifference, TopTwo
 from graphsurgery.equivalence.verify_report import FeedReport, OutputReport, VerifyReport
 
 GOOD = OutputReport("logits", "logits", "disabled", 3e-7, 1e-5, "float32", "b1-s5-p0", 0, (0, 1, 2), None)
@@ -84,3 +85,31 @@ def test_one_line_summaries():
     assert printed(equal).endswith("equal: 1 outputs on 1 feeds (seed 3)\n")
     assert VerifyReport("a", "b", "unchecked", reasons=("why",)).summary() == "unchecked: why"
     assert VerifyReport("a", "b", "different", reasons=("x", "y")).summary() == "different: x (and 1 more)"
+
+
+def test_what_decoding_found_is_plain_data():
+    best = TopTwo(1, math.inf, 2, math.nan, 0.5)
+    found = TokenDifference("p", 0, 3, "disabled", best, best, math.nan, 1e-5, False)
+    report = VerifyReport(
+        "a",
+        "b",
+        "different",
+        reasons=("no",),
+        depth="generate",
+        prompts=(PromptReport("p", (3, 2), "left", 1, ((1, 2), (3, 4))),),
+        token_differences=(found,),
+    )
+    data = json.loads(report.dumps())
+    assert data["prompts"] == [
+        {"name": "p", "lengths": [3, 2], "padding": "left", "calls": 1, "tokens": [[1, 2], [3, 4]]}
+    ]
+    assert data["token_differences"][0]["reference"] == {
+        "best": 1,
+        "best_logit": "inf",
+        "second": 2,
+        "second_logit": "nan",
+        "gap": 0.5,
+    }
+    assert data["token_differences"][0]["gap"] == "nan"
+    equal = VerifyReport("a", "b", "equal", depth="generate", prompts=report.prompts, threads=2, seed=7)
+    assert printed(equal) == "prompts (seed 7, 2 threads): p\nequal: 4 tokens behind 1 prompts (seed 7)\n"

@@ -159,7 +159,9 @@ def test_before_opset_11_only_the_last_row(opset: int):
         ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["B", "S"])
         logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["B", "S", 6])
         graph = helper.make_graph(nodes, "old", [ids], [logits], [table, weight])
-        return ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=4))
+        proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=4)
+        model: ir.Model = ir.from_proto(proto)
+        return model
 
     before, model = old(), old()
     (site,) = prune(model, PruneLastToken())
@@ -168,6 +170,19 @@ def test_before_opset_11_only_the_last_row(opset: int):
     assert_pruned_equal(session(before), session(model), model, [feeds])
     (site,) = prune(old(), PruneLastToken(index="runtime"))
     assert site.reason == f"the model imports opset {opset}; selecting rows by runtime needs 11: convert it first"
+
+
+def test_before_ir_version_4_constants_are_nodes():
+    proto = build(FULL)
+    proto.ir_version = 3
+    tensors = proto.graph.initializer
+    proto.graph.input.extend(helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in tensors)
+    model = ir.from_proto(proto)
+    prune(model, PruneLastToken(index="runtime"))
+    assert set(model.graph.initializers) == {tensor.name for tensor in tensors}
+    assert model.graph.inputs[-1].name == "last_token_indices"
+    onnx.checker.check_model(ir.to_proto(model))
+    assert_pruned_equal(session(proto), session(model), model, feeds_of(FULL))
 
 
 def test_auto_takes_the_mask_then_positions_then_the_last_row():
@@ -381,8 +396,10 @@ def test_two_heads_share_a_norm_that_only_they_read():
         assert site.detail["selected_from"] == ["residual"]
     _, report = held(decoder, depth="norm", exclude=("lm_head:logits",))
     site = report.passes[0].sites[1]
-    (source,) = site.detail["selected_from"]  # type: ignore[misc]
-    assert f"; stopped at the head: every row of {source!r} is needed by node 'node_" in site.reason
+    selected = site.detail["selected_from"]
+    assert isinstance(selected, list)
+    assert len(selected) == 1
+    assert f"; stopped at the head: every row of {selected[0]!r} is needed by node 'node_" in site.reason
     assert site.reason.endswith("(MatMul)")
 
 

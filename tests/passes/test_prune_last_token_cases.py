@@ -325,7 +325,7 @@ def test_s06_names_that_are_taken_are_left_alone():
         assert old is not None
         assert new is not None
         assert old.tobytes() == new.tobytes()
-    values = [value.name for node in result.model.graph.all_nodes() for value in node.outputs if value.name]
+    values: list[str | None] = [v.name for node in result.model.graph.all_nodes() for v in node.outputs if v.name]
     values += [*names(result.model.graph.inputs), *after]
     assert len(values) == len(set(values))
     foreign = next(value for value in result.model.graph.inputs if value.name == "last_token_indices")
@@ -371,7 +371,9 @@ def test_s09_metadata_and_names_of_sizes_stay():
         (*before.graph.inputs, *before.graph.outputs), (*after.graph.inputs, *after.graph.outputs), strict=True
     ):
         assert (old.metadata_props, old.doc_string) == (new.metadata_props, new.doc_string)
-    assert json.loads(after.metadata_props["graphsurgery.exact_outputs"]) == sorted(names(before.graph.outputs)[1:])
+    assert json.loads(after.metadata_props["graphsurgery.exact_outputs"]) == sorted(
+        name or "" for name in names(before.graph.outputs)[1:]
+    )
 
 
 def test_s11_what_is_inserted_is_valid_at_opset_11():

@@ -42,7 +42,8 @@ def decoder(inputs: Inputs, ids: str = "input_ids", extra: list[Any] | None = No
         [helper.make_tensor_value_info("logits", T.FLOAT, [*lead, 8])],
         [weight, *([table] if elem != T.FLOAT else [])],
     )
-    return ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9))
+    model: ir.Model = ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9))
+    return model
 
 
 def tokens_of(model: ir.Model) -> tuple[str | None, int | None, int, str, str] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import onnx_ir as ir
 import pytest
@@ -12,9 +13,10 @@ from onnx import helper
 from graphsurgery.analysis.shapes import Shapes
 from graphsurgery.analysis.slices import RowAxis
 from graphsurgery.patterns.interface import find_token_input
-from graphsurgery.patterns.lm_head import HiddenOutput, LMHead, find_hidden_output, find_lm_heads, share_rows
+from graphsurgery.patterns.lm_head import LMHead, find_lm_heads, share_rows
 from graphsurgery.patterns.matcher import GraphIndex
 from graphsurgery.patterns.site import Refusal
+from tests.interface_text import small_decoder
 from tests.strategies.decoders import TAILS, Decoder, build
 
 PLAIN = Decoder(norm="rms")
@@ -94,7 +96,7 @@ def test_where_rows_and_batch_are(layout: str, rows: RowAxis, batch_axis: int | 
 
 
 def test_a_convolution_has_its_features_in_front():
-    model = small(
+    model = small_decoder(
         [
             "turned = Transpose <perm = [0, 2, 1]> (hidden)",
             "wide = Unsqueeze(turned, two)",
@@ -165,19 +167,20 @@ def test_logits_under_another_name():
     assert found.id == "lm_head:output_0"
 
 
+def test_sizes_that_nobody_can_infer_are_believed_where_nothing_picks_rows():
+    """The rows come out of a Reshape to a fed shape."""
+    model = small_decoder(["flat = Reshape(hidden, form)", "logits = MatMul(flat, w)"], {"logits": ["B", "S", 8]})
+    form = ir.Value(name="form", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([3]))
+    model.graph.inputs.append(form)
+    for node in model.graph:
+        if node.op_type == "Reshape":
+            node.replace_input_with(1, form)
+    (found,) = heads_of(model)
+    assert isinstance(found, LMHead)
+    assert (found.rows, found.batch_axis) == (RowAxis(1), 0)
+
+
 # ---- no heads -----------------------------------------------------------------------------------------------------
-
-
-def small(nodes: list[str], outputs: dict[str, list], inputs: dict[str, list] | None = None) -> ir.Model:
-    """A graph on ``input_ids [B, S]``, ``hidden [B, S, 4]`` and ``w [4, 8]``, whose outputs are float."""
-    text = ", ".join(f"float[{','.join(map(str, dims))}] {name}" for name, dims in outputs.items())
-    more = "".join(f", float[{','.join(map(str, dims))}] {name}" for name, dims in (inputs or {}).items())
-    return ir.from_onnx_text(
-        '<ir_version: 9, opset_import: ["" : 18]> g (int64[B,S] input_ids, float[8,4] table, float[4,8] w'
-        + more
-        + f") => ({text}) <int64 zero = {{0}}, int64 last = {{-1}}, int64[1] one = {{1}}, int64[1] two = {{2}}, int64[1] minus = {{-1}},"
-        " int64[1] far = {9223372036854775807}> { hidden = Gather(table, input_ids) " + " ".join(nodes) + " }"
-    )
 
 
 @pytest.mark.parametrize(
@@ -188,8 +191,8 @@ def small(nodes: list[str], outputs: dict[str, list], inputs: dict[str, list] | 
         (["p = MatMul(hidden, w)", "logits = Slice(p, minus, far, one)"], ["B", 1, 8], "the Slice of 'logits'"),
     ],
 )
-def test_an_output_that_is_pruned_already_names_the_node_that_selects(nodes: list[str], dims: list, selector: str):
-    reason = reason_of(small(nodes, {"logits": dims}))
+def test_an_output_that_is_pruned_already_names_the_node_that_selects(nodes: list[str], dims: list[Any], selector: str):
+    reason = reason_of(small_decoder(nodes, {"logits": dims}))
     sizes = ", ".join(map(str, dims))
     assert reason == (
         f"already pruned: output 'logits' [{sizes}] does not hold one row for each of the S tokens of 'input_ids', "
@@ -199,7 +202,7 @@ def test_an_output_that_is_pruned_already_names_the_node_that_selects(nodes: lis
 
 def test_one_score_a_sequence_is_no_row_a_token():
     nodes = ["m = ReduceMean <keepdims = 0> (hidden, one)", "logits = MatMul(m, w)"]
-    assert reason_of(small(nodes, {"logits": ["B", 8]})) == (
+    assert reason_of(small_decoder(nodes, {"logits": ["B", 8]})) == (
         "already pruned or not logits: output 'logits' [B, 8] does not hold one row for each of the S tokens of "
         "'input_ids'"
     )
@@ -219,7 +222,7 @@ def test_a_loop_is_refused_by_name():
             helper.make_tensor_value_info("next", T.FLOAT, ["B", "S", 8]),
         ],
     )
-    model = small(["p = MatMul(hidden, w)", "logits = Identity(p)"], {"logits": ["B", "S", 8]})
+    model = small_decoder(["p = MatMul(hidden, w)", "logits = Identity(p)"], {"logits": ["B", "S", 8]})
     proto = ir.to_proto(model)
     proto.graph.node[-1].CopyFrom(helper.make_node("Loop", ["zero", "", "p"], ["logits"], name="steps", body=body))
     assert reason_of(ir.from_proto(proto)) == (
@@ -229,7 +232,7 @@ def test_a_loop_is_refused_by_name():
 
 def test_an_unknown_operator_is_refused_by_name():
     nodes = ["p = MatMul(hidden, w)", "[mystery] logits = vendor.Sharpen(p)"]
-    text = small(nodes, {"logits": ["B", "S", 8]})
+    text = small_decoder(nodes, {"logits": ["B", "S", 8]})
     text.opset_imports["vendor"] = 1
     assert reason_of(text) == (
         "no head was found above output 'logits': operator vendor::Sharpen of node 'mystery' is not known to keep "
@@ -238,12 +241,24 @@ def test_an_unknown_operator_is_refused_by_name():
 
 
 def test_logits_that_no_product_makes():
-    reason = reason_of(small(["logits = Relu(hidden)"], {"logits": ["B", "S", 4]}))
+    reason = reason_of(small_decoder(["logits = Relu(hidden)"], {"logits": ["B", "S", 4]}))
     assert reason == "no head was found above output 'logits': 'input_ids' is an input or a constant"
 
 
+def test_scores_of_attention_are_no_logits():
+    nodes = [
+        "turned = Transpose <perm = [0, 2, 1]> (hidden)",
+        "p = MatMul(hidden, turned)",
+        "scores = Unsqueeze(p, one)",
+    ]
+    model = small_decoder(nodes, {"scores": ["B", 1, "S", "S"]})
+    assert reason_of(model, "scores") == (
+        "output 'scores' [B, 1, S, S] does not hold a number of scores that is known, as logits do"
+    )
+
+
 def test_one_token_a_step():
-    model = small(["logits = MatMul(hidden, w)"], {"logits": ["B", "S", 8]})
+    model = small_decoder(["logits = MatMul(hidden, w)"], {"logits": ["B", "S", 8]})
     for value in model.graph.inputs:
         if value.name == "input_ids":
             value.shape = ir.Shape(["B", 1])
@@ -256,7 +271,7 @@ def test_batches_that_are_flattened_the_other_way_are_not_mistaken():
         "flat = Reshape(turned, flat_shape)",
         "logits = MatMul(flat, w)",
     ]
-    model = small(nodes, {"logits": ["rows", 8]})
+    model = small_decoder(nodes, {"logits": ["rows", 8]})
     flat_shape = ir.Value(name="flat_shape", const_value=ir.tensor([-1, 4], name="flat_shape"))
     model.graph.register_initializer(flat_shape)
     for node in model.graph:
@@ -265,57 +280,3 @@ def test_batches_that_are_flattened_the_other_way_are_not_mistaken():
     assert reason_of(model) == (
         "output 'logits' is flattened with the batches inside: the rows of one do not lie behind one another"
     )
-
-
-# ---- hidden states ------------------------------------------------------------------------------------------------
-
-
-def hidden_of(model: ir.Model, name: str | None = None) -> HiddenOutput | Refusal | None:
-    shapes = Shapes(model)
-    tokens = find_token_input(model, shapes)
-    assert tokens is not None
-    return find_hidden_output(model, shapes, GraphIndex(model), tokens, name)
-
-
-def headless(decoder: Decoder = PLAIN, extras: tuple[str, ...] = ("hidden_output",)) -> ir.Model:
-    """The decoder with its hidden states in place of logits."""
-    proto = build(dataclasses.replace(decoder, extras=extras))
-    del proto.graph.output[0]
-    return ir.from_proto(proto)
-
-
-def test_the_only_output_that_a_normalisation_ends_in():
-    found = hidden_of(headless())
-    assert isinstance(found, HiddenOutput)
-    assert (found.id, found.name, found.rows, found.batch_axis) == ("hidden:hidden_copy", "hidden_copy", RowAxis(1), 0)
-    assert found.norm is not None
-
-
-def test_caches_beside_it_do_not_hide_it():
-    model = headless()
-    cache = ir.Value(
-        name="present.0.key", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["batch", 2, "seq", 4])
-    )
-    node = ir.node("Identity", [cache], name="cache")
-    model.graph.inputs.append(cache)
-    node.outputs[0].name, node.outputs[0].type = "present.0.out", ir.TensorType(ir.DataType.FLOAT)
-    model.graph.append(node)
-    model.graph.outputs.append(node.outputs[0])
-    found = hidden_of(model)
-    assert isinstance(found, HiddenOutput)
-    assert found.name == "hidden_copy"
-
-
-def test_two_of_them_or_none_is_a_question_for_the_user():
-    assert hidden_of(headless(extras=("hidden_output", "norm_input_output"))) is None
-    assert hidden_of(headless(extras=("norm_input_output",))) is None
-    found = hidden_of(headless(extras=("norm_input_output",)), "residual")
-    assert isinstance(found, HiddenOutput)
-    assert found.norm is None
-
-
-def test_an_output_without_rows_is_refused():
-    model = small(["m = ReduceMean <keepdims = 0> (hidden, one)", "y = Relu(m)"], {"y": ["B", 4]})
-    refused = hidden_of(model, "y")
-    assert isinstance(refused, Refusal)
-    assert refused.reason == "output 'y' does not hold one row for each token of 'input_ids'"

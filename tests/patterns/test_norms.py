@@ -12,7 +12,6 @@ from graphsurgery.patterns.norms import Norm, norm_above
 from tests.small_models import parse, value_of
 from tests.strategies.decoders import Decoder, build
 
-
 ROWS = RowAxis(1)
 
 

@@ -84,7 +84,7 @@ class Builder:
 
     @property
     def elem(self) -> int:
-        return TensorProto.FLOAT16 if self.d.half else TensorProto.FLOAT
+        return int(TensorProto.FLOAT16 if self.d.half else TensorProto.FLOAT)
 
     def fresh(self, prefix: str) -> str:
         self._count += 1

@@ -70,7 +70,7 @@ def _part(draw: Draw, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _axis(draw: Draw, rank: int) -> int:
-    axis = draw(st.integers(0, rank - 1))
+    axis: int = draw(st.integers(0, rank - 1))
     return axis - rank if draw(st.booleans()) else axis
 
 

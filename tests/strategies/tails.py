@@ -115,5 +115,5 @@ def tail(g: Builder, x: str, rank: int, features: int) -> tuple[str, int]:
     """What follows the product: the logits, and how many there are for each row."""
     for step in g.d.tail:
         x = _STEPS[step](g, x, rank, features)
-        features = _FEATURES.get(step, lambda same: same)(features)
+        features = _FEATURES[step](features) if step in _FEATURES else features
     return x, features

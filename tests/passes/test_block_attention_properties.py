@@ -1,0 +1,61 @@
+"""block-attention against ONNX Runtime on generated attention: every spelling, mask and option."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from graphsurgery.passes.block_attention import BlockAttention
+from graphsurgery.pipeline import Pipeline
+from tests.strategies.attentions import AttentionSpec, attention_specs, build, feeds_of, lengths, pass_options
+
+
+# Shrinking runs whole models hundreds of times; the drawn spec says enough.
+PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
+
+
+def _run(model: bytes, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    names = [item.name for item in session.get_outputs()]
+    return dict(zip(names, session.run(None, feeds), strict=True))
+
+
+def _check(data: st.DataObject) -> None:
+    spec: AttentionSpec = data.draw(attention_specs())
+    options = data.draw(pass_options())
+    proto = build(spec)
+    model = ir.from_proto(proto)
+    report = Pipeline([BlockAttention(**options)], check=True)(model).passes[0]
+    assert [site.kinds[0] for site in report.sites] == ["attention"]
+    if not report.changed:
+        assert report.sites[0].status == "refused"
+        return
+    before, after = proto.SerializeToString(), ir.to_proto(model).SerializeToString()
+    for batch, length, past in data.draw(st.lists(lengths(spec), min_size=2, max_size=3)):
+        feeds = feeds_of(spec, batch, length, past, data.draw(st.integers(0, 2**16)))
+        expected, got = _run(before, feeds), _run(after, feeds)
+        assert np.array_equal(expected["key"], got["key"])
+        reference, found = (values["attended"].astype(np.float32) for values in (expected, got))
+        assert np.array_equal(np.isnan(reference), np.isnan(found))
+        error = np.nanmax(np.abs(reference - found), initial=0.0) / max(1.0, np.nanmax(np.abs(reference), initial=0.0))
+        assert error <= (2e-3 if spec.half else 1e-5), (error, batch, length, past)
+
+
+@settings(max_examples=40, phases=PHASES)
+@given(st.data())
+def test_generated_attention(data: st.DataObject) -> None:
+    _check(data)
+
+
+@pytest.mark.full
+@settings(max_examples=1500, phases=PHASES)
+@given(st.data())
+def test_generated_attention_at_length(data: st.DataObject) -> None:
+    _check(data)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any, Protocol
 
+from graphsurgery._serialising import paused_gc
 from graphsurgery.errors import CannotCheckError, DifferenceError, NothingChangedError, UsageError
 from graphsurgery.model_io import default_output, load, save, source_of, stage
 from graphsurgery.pass_base import unknown_name
@@ -112,28 +114,30 @@ def apply_passes(request: ApplyRequest, watcher: Watcher | None = None) -> Apply
     _check(request)
     wanted = parse_request(request.specializations, request.specialize)
     pipeline = _pipeline(request)
-    model = load(request.input, file=request.file)
-    source = source_of(model)
-    assert source is not None
-    target = request.output if request.output is not None else default_output(source)
-    report = pipeline(model)
-    report.input = str(request.input)
-    report.warnings += [f"Weights are incomplete: {problem.message}." for problem in source.problems]
-    if request.require_change and not report.changed:
-        refused = [f"{site.id}: {site.reason}" for item in report.passes for site in item.sites if site.reason]
-        why = f" ({'; '.join(refused)})" if refused else ""
-        raise NothingChangedError(f"No pass changed {request.input}{why}.")
     beside: list[SideFile] = []
-    if request.specializations is not None:
-        beside.append(specializations_file(model, request.specializations, wanted))
-    if request.dry_run:
-        return ApplyResult(report, None)
 
     def copied(done: int, total: int) -> None:
         if watcher is not None:
             watcher("copying weights", done, total)
 
-    with stage(model, target, weights=request.weights, force=request.force, data_progress=copied) as staged:
+    with contextlib.ExitStack() as closing:
+        # One pause from the file to the file: between two of them the collector would walk the whole model.
+        with paused_gc():
+            model = load(request.input, file=request.file)
+            source = source_of(model)
+            assert source is not None
+            target = request.output if request.output is not None else default_output(source)
+            report = pipeline(model)
+            report.input = str(request.input)
+            report.warnings += [f"Weights are incomplete: {problem.message}." for problem in source.problems]
+            if request.require_change and not report.changed:
+                raise _nothing_changed(request, report)
+            if request.specializations is not None:
+                beside.append(specializations_file(model, request.specializations, wanted))
+            if request.dry_run:
+                return ApplyResult(report, None)
+            staging = stage(model, target, weights=request.weights, force=request.force, data_progress=copied)
+            staged = closing.enter_context(staging)
         # As it was typed, so that the report is the same wherever the command runs.
         given = request.input
         reference = given / source.path.relative_to(source.root) if given.is_dir() else given
@@ -152,6 +156,12 @@ def apply_passes(request: ApplyRequest, watcher: Watcher | None = None) -> Apply
     report.warnings += [note] if note is not None else []
     report.output = str(saved.path)
     return ApplyResult(report, saved.path, verification, failure, tuple(file.path for file in beside))
+
+
+def _nothing_changed(request: ApplyRequest, report: Report) -> NothingChangedError:
+    refused = [f"{site.id}: {site.reason}" for item in report.passes for site in item.sites if site.reason]
+    why = f" ({'; '.join(refused)})" if refused else ""
+    return NothingChangedError(f"No pass changed {request.input}{why}.")
 
 
 def _check(request: ApplyRequest) -> None:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from graphsurgery.analysis.dims import free_names
 from graphsurgery.analysis.slices import same_size
 from graphsurgery.patterns.matcher import is_op
-from graphsurgery.patterns.rows import locate_output, may_be
+from graphsurgery.patterns.rows import batch_aliases, locate_output, may_be
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,6 +69,7 @@ class TokenInput:
         sequence_axis: its axis of size S.
         batch: B; None for a packed stream.
         length: S, or T.
+        batch_aliases: sizes that cannot be inferred and that an output declares to be B.
     """
 
     value: ir.Value
@@ -76,6 +77,7 @@ class TokenInput:
     sequence_axis: int
     batch: Dim | None
     length: Dim
+    batch_aliases: tuple[Dim, ...] = ()
 
 
 def fed_inputs(model: ir.Model) -> list[ir.Value]:
@@ -96,7 +98,11 @@ def find_token_input(model: ir.Model, shapes: Shapes) -> TokenInput | None:
     outputs = [value for value in model.graph.outputs if value.dtype in FLOATS or value.dtype is None]
     outputs = [value for value in outputs if shapes.rank(value) in (2, 3)]
     for tokens in found:
-        if any(locate_output(value, shapes, tokens) for value in outputs):
+        located = [value for value in outputs if locate_output(value, shapes, tokens)]
+        if located and tokens.batch is not None:
+            aliases = [size for value in located for size in batch_aliases(value, shapes, tokens.batch)]
+            return dataclasses.replace(tokens, batch_aliases=tuple(dict.fromkeys(aliases)))
+        if located:
             return tokens
     return found[0] if found else None
 

@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.patterns.interface import TokenInput
 
-__all__ = ["batch_axis_of", "holds_rows", "is_batch_major", "locate_output", "locate_rows", "may_be", "selector_above"]
+__all__ = [
+    "batch_aliases",
+    "batch_axis_of",
+    "holds_rows",
+    "is_batch_major",
+    "locate_output",
+    "locate_rows",
+    "may_be",
+    "selector_above",
+]
 
 _SELECTORS = ("Slice", "Gather", "GatherND", "GatherElements", "Split", "Compress")
 _MAX_NODES = 64
@@ -62,6 +71,15 @@ def locate_rows(shape: tuple[Dim, ...], tokens: TokenInput) -> tuple[RowAxis, in
         if tokens.batch == 1 and rank == 2:
             return RowAxis(axis), None
     return None
+
+
+def batch_aliases(output: ir.Value, view: ShapeView, batch: Dim) -> list[Dim]:
+    """Unknown sizes of a graph output that it declares to be the batch."""
+    shape = view.shape(output)
+    if shape is None:
+        return []
+    pairs = zip(shape, _completed(shape, output), strict=True)
+    return [size for size, declared in pairs if size != declared and declared == batch]
 
 
 def locate_output(
@@ -138,9 +156,9 @@ def batch_axis_of(shape: tuple[Dim, ...], rows: RowAxis, tokens: TokenInput) -> 
         return None
     near = [axis for axis in (rows.axis - 1, rows.axis + 1) if 0 <= axis < len(shape)]
     far = [axis for axis in range(len(shape)) if axis not in near and axis != rows.axis]
-    known = [axis for axis in (*near, *far) if same_size(shape[axis], tokens.batch)]
-    unknown = [axis for axis in near if may_be(shape[axis], tokens.batch)]
-    return next(iter((*known, *unknown)), None)
+    # A size that nobody knows may be 1: it is not taken for the batch.
+    batches = (tokens.batch, *tokens.batch_aliases)
+    return next((axis for axis in (*near, *far) if any(same_size(shape[axis], size) for size in batches)), None)
 
 
 def selector_above(output: ir.Value, view: ShapeView, tokens: TokenInput) -> str | None:

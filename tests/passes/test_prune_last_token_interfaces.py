@@ -191,3 +191,16 @@ def test_a_head_alone_in_its_file():
     feed = {"hidden_states": RNG.standard_normal((2, 5, 4)).astype(np.float32)}
     for options in ({"index": "last"}, {"index": "runtime"}, {"index": "last", "keep": 3, "depth": "norm"}):
         hold(text, [feed], **options)
+
+
+def test_sizes_that_only_the_output_declares():
+    text = """
+g (int64[B,S] input_ids, int64[3] form) => (float[B,S,8] logits)
+{ h = Gather(table, input_ids) r = Reshape(h, form) p = MatMul(r, w) logits = Tanh(p) }
+"""
+    feeds = [
+        {"input_ids": ids(3, 5), "form": np.array([3, 5, 4])},
+        {"input_ids": ids(1, 2), "form": np.array([1, 2, 4])},
+    ]
+    model = hold(text, feeds, index="runtime", keep=2)
+    assert str(model.graph.outputs[0].shape) == "[B,2,8]"

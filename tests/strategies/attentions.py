@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -41,11 +41,11 @@ class AttentionSpec:
     scale: Literal["scores_mul", "scores_div", "both", "query", "none"]
     keys: Literal["transpose", "flattened"]
     expand: Literal["unsqueeze", "tile"]
-    mask: Literal["none", "causal", "window", "padding", "bool_where", "given", "given_rows", "bias", "keys_only"]
-    low: Literal["finite", "infinite"]
+    mask: str
+    low: str
     softcap: bool
     sink: bool
-    guard: Literal["none", "nan", "rows"]
+    guard: str
     half: bool
     static: tuple[int, int] | None
 
@@ -90,9 +90,9 @@ def lengths(spec: AttentionSpec) -> st.SearchStrategy[tuple[int, int, int]]:
 
 
 @st.composite
-def pass_options(draw: st.DrawFn) -> dict[str, object]:
+def pass_options(draw: st.DrawFn) -> dict[str, Any]:
     """Options of block-attention that do not contradict each other."""
-    options: dict[str, object] = {
+    options: dict[str, Any] = {
         "headpar_split": draw(st.sampled_from([1, 1, 2, 3])),
         "fold_gqa": draw(st.booleans()),
         "head_blocks": draw(st.integers(1, 4)),
@@ -140,8 +140,12 @@ def build(spec: AttentionSpec) -> onnx.ModelProto:
     graph = _Graph(spec)
     kind = TensorProto.FLOAT16 if spec.half else TensorProto.FLOAT
     heads = spec.groups * spec.repeats
-    length, past = spec.static or ("S", "P")
-    total = length + past if spec.static else "P + S"
+    length: int | str
+    past: int | str
+    total: int | str
+    length, past, total = "S", "P", "P + S"
+    if spec.static is not None:
+        length, past, total = spec.static[0], spec.static[1], sum(spec.static)
     info = helper.make_tensor_value_info
     inputs = [
         info("query", kind, ["B", heads, length, spec.features]),
@@ -252,7 +256,7 @@ def _masked(
     total: int | str,
 ) -> str:
     kind = TensorProto.FLOAT16 if spec.half else TensorProto.FLOAT
-    low = graph.number(-np.inf if spec.low == "infinite" else np.finfo(graph.dtype).min)
+    low = graph.number(-np.inf if spec.low == "infinite" else float(np.finfo(graph.dtype).min))
     if spec.mask in ("given", "given_rows", "bias"):
         shape = ["B", 1, length, total] if spec.mask == "given" else [length, total]
         shape = [1, heads, length, total] if spec.mask == "bias" else shape

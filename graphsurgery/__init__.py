@@ -18,6 +18,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from graphsurgery.benchmark import bench_models as bench
     from graphsurgery.compare import diff_models as diff
     from graphsurgery.equivalence.verify import verify_models as verify
     from graphsurgery.errors import (
@@ -53,6 +54,7 @@ __all__ = [
     "SiteReport",
     "UsageError",
     "__version__",
+    "bench",
     "diff",
     "inspect",
     "load",
@@ -77,6 +79,7 @@ _HOMES = {
     "Report": ("graphsurgery.site_report", "Report"),
     "SiteReport": ("graphsurgery.site_report", "SiteReport"),
     "__version__": ("graphsurgery.version", "__version__"),
+    "bench": ("graphsurgery.benchmark", "bench_models"),
     "diff": ("graphsurgery.compare", "diff_models"),
     "inspect": ("graphsurgery.inspection", "inspect_model"),
     "load": ("graphsurgery.model_io", "load"),

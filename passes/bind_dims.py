@@ -136,35 +136,18 @@ class BindDims(Pass):
         self._add_sums(solver, roles)
         self._check_pending(solver)
         numbers = {name: number for name, number in solver.numbers.items() if name in places}
+        _check_signs(model, shapes, numbers, solver)
         asked = bool(self._roles() or self._names())
         plan = self._plan(model, shapes, numbers, solver) if asked else None
         found: list[Site] = []
         for name, (value, axis) in places.items():
             label = f"{value.name}.{axis}" if name.startswith("?") else name
-            role = roles.role_of(name)
-            kinds = ("dim",) if role is None else ("dim", role)
-            found.append(
-                DimSite(
-                    id=f"dim:{label}",
-                    kinds=kinds,
-                    name=name,
-                    label=label,
-                    role=role,
-                    value=numbers.get(name),
-                    plan=plan,
-                )
-            )
-        settled: list[tuple[str, SizeRole | None, int]] = [
-            (role, role, number)
-            for role, number in self._roles().items()
-            if all(isinstance(size, int) for size in roles.sizes(role))
-        ]
-        settled += [(name, None, number) for name, number in self._names().items() if name not in places]
-        for label, role, number in settled:
-            kinds = ("dim",) if role is None else ("dim", role)
-            found.append(
-                DimSite(id=f"dim:{label}", kinds=kinds, name=None, label=label, role=role, value=number, plan=plan)
-            )
+            found.append(_site(name, label, roles.role_of(name), numbers.get(name), plan))
+        # Sizes that are what they shall be already.
+        for role, number in self._roles().items():
+            if all(isinstance(size, int) for size in roles.sizes(role)):
+                found.append(_site(None, role, role, number, plan))
+        found += [_site(None, name, None, number, plan) for name, number in self._names().items() if name not in places]
         return found
 
     def _by_role(self, roles: SizeRoles) -> Iterator[Equation]:
@@ -286,6 +269,21 @@ class BindDims(Pass):
             return SiteReport(site.id, site.kinds, site.layer, status, reason, detail)
         reason = f"bound to {site.value}" + (f" as {site.role}" if site.role else "")
         return SiteReport(site.id, site.kinds, site.layer, "rewritten", reason, detail)
+
+
+def _site(name: str | None, label: str, role: SizeRole | None, value: int | None, plan: Folding | None) -> DimSite:
+    kinds = ("dim",) if role is None else ("dim", role)
+    return DimSite(id=f"dim:{label}", kinds=kinds, name=name, label=label, role=role, value=value, plan=plan)
+
+
+def _check_signs(model: ir.Model, shapes: Shapes, numbers: Mapping[str, int], solver: DimSolver) -> None:
+    """Refuse numbers that make the size of an input, such as ``total - seq``, negative."""
+    for value in model.graph.inputs:
+        for axis, size in enumerate(shapes.shape(value) or ()):
+            number = evaluate(size, numbers)
+            if number is not None and number < 0:
+                said = _all_said({name: solver.said(name) for name in sorted(numbers)}, free_names(size))
+                raise UsageError(f"Axis {axis} of input {value.name!r} is {size}, which would be {number} with {said}.")
 
 
 def _bound_before(model: ir.Model) -> dict[str, int]:

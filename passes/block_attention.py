@@ -11,6 +11,7 @@ from graphsurgery.analysis.shapes import Shapes, shapes_of
 from graphsurgery.analysis.slices import runs_along
 from graphsurgery.errors import UsageError
 from graphsurgery.pass_base import Pass
+from graphsurgery.passes.blocking.budget import Budget
 from graphsurgery.passes.blocking.plan import BlockPlan, chain_operands, keys_blockable, unclear_operand
 from graphsurgery.passes.blocking.unfuse import unfuse, why_not_unfused
 from graphsurgery.passes.blocking.writer import BlockWriter
@@ -60,6 +61,9 @@ class BlockAttention(Pass):
         fold_gqa: query heads of a group are folded into rows, so that keys and values are never expanded.
         min_rows: below this many query rows an If takes the unblocked path, whose keys are not expanded either;
             ``auto`` is the block size of a loop, and 0 (no If) where blocks are written out.
+        memory_budget: bytes that the scores of one site may take (``256MiB``), in place of numbers and sizes of query
+            and key blocks: the largest query blocks that fit are taken, then key blocks where those are not enough.
+        assume: the lengths at which the budget is to hold, such as ``'S=4096,P=0,B=1'``.
         mode: ``prefill_q``, ``prefill_kv`` or ``prefill_qkv``: check that the counts which the mode needs are given.
     """
 
@@ -79,6 +83,8 @@ class BlockAttention(Pass):
     skip: Literal["auto", "none", "trim", "if", "where"] = "auto"
     fold_gqa: bool = True
     min_rows: int | Literal["auto"] = "auto"
+    memory_budget: str | None = None
+    assume: str = "S=4096,P=0"
     mode: Literal["prefill_q", "prefill_kv", "prefill_qkv"] | None = None
 
     def check_options(self) -> None:
@@ -92,6 +98,14 @@ class BlockAttention(Pass):
                 raise UsageError(f"Option {field}_block_size={size} of pass {self.name} must be 1 or more.")
             if size is not None and count != 1:
                 raise UsageError(f"Give {field}_blocks or {field}_block_size of pass {self.name}, not both.")
+        if self.memory_budget is not None:
+            given = [name for name in ("q", "kv") if getattr(self, f"{name}_blocks") > 1]
+            given += [name for name in ("q", "kv") if getattr(self, f"{name}_block_size") is not None]
+            if given or self.mode is not None:
+                raise UsageError(
+                    f"memory_budget of pass {self.name} chooses the blocks: give no number or size of them."
+                )
+            Budget.read(self.memory_budget, self.assume)
         if self.min_rows != "auto" and self.min_rows < 0:
             raise UsageError(f"Option min_rows={self.min_rows} of pass {self.name} must be 0 or more.")
         needed = {"prefill_q": ("q",), "prefill_kv": ("kv",), "prefill_qkv": ("q", "kv")}
@@ -128,10 +142,26 @@ class BlockAttention(Pass):
 
     def _blocks_wanted(self) -> bool:
         sizes = (self.q_block_size, self.kv_block_size, self.head_block_size)
-        return self.q_blocks * self.kv_blocks * self.head_blocks * self.headpar_split > 1 or any(sizes)
+        counts = self.q_blocks * self.kv_blocks * self.head_blocks * self.headpar_split
+        return counts > 1 or any(sizes) or self.memory_budget is not None
 
     def _usable(self, site: AttentionSite, model: ir.Model) -> Site:
         """The site, or a refusal where an option cannot be honoured for it."""
+        if self.memory_budget is not None:
+            return self._within_budget(site).usable(site, model)
+        return self.usable(site, model)
+
+    def _within_budget(self, site: AttentionSite) -> BlockAttention:
+        """The pass with the block sizes that keep ``site`` within the budget; itself where there is none."""
+        if self.memory_budget is None:
+            return self
+        sizes = Budget.read(self.memory_budget, self.assume).blocks(site)
+        return dataclasses.replace(
+            self, memory_budget=None, q_block_size=sizes.rows, kv_block_size=sizes.columns, lowering="auto"
+        )
+
+    def usable(self, site: AttentionSite, model: ir.Model) -> Site:
+        """The site, or a refusal where a block option cannot be honoured for it."""
         opset = model.opset_imports.get("", 1)
         site_rank = shapes_of(model).shape(site.product.outputs[0]) or ()
         plan_needs = _LOOP_OPSET if self._loops(site.length) else 11
@@ -177,7 +207,7 @@ class BlockAttention(Pass):
         """See :meth:`Pass.rewrite`."""
         written_out = self._written_out(model, sites)
         shapes = shapes_of(model)
-        plans = [(site, *self._plan(site, shapes, model)) for site in written_out]
+        plans = [(site, *self._within_budget(site).plan(site, shapes, model)) for site in written_out]
         rewrite = Rewrite(model, self.name, sites[0].id, scope="block_attention")
         writer = BlockWriter(rewrite, shapes)
         for site, plan, _ in plans:
@@ -194,6 +224,8 @@ class BlockAttention(Pass):
         for (site, plan, note), boundary in zip(plans, boundaries, strict=True):
             finished = writer.finished(site)
             detail = self._detail(site, plan, finished)
+            if self.memory_budget is not None:
+                detail["predicted_bytes"] = Budget.read(self.memory_budget, self.assume).blocks(site).predicted
             reason = _what(site, plan) + note + (f"; mask {finished[0]!r} is sliced as a whole" if finished else "")
             report.sites.append(SiteReport(site.id, site.kinds, site.layer, "rewritten", reason, detail, (boundary,)))
         return frozenset(value.name or "" for value in model.graph.outputs)
@@ -226,7 +258,7 @@ class BlockAttention(Pass):
             again[site.id] if site.id in again else dataclasses.replace(kept[site.id], id=site.id) for site in sites
         ]
 
-    def _plan(self, site: AttentionSite, shapes: Shapes, model: ir.Model) -> tuple[BlockPlan, str]:
+    def plan(self, site: AttentionSite, shapes: Shapes, model: ir.Model) -> tuple[BlockPlan, str]:
         """How the site is divided, and a note on what could not be had."""
         q_blocks, q_size = _count(self.q_blocks, self.q_block_size, site.length, self._loops(site.length))
         kv_blocks, kv_size = _count(self.kv_blocks, self.kv_block_size, site.total, self._loops_keys(site.total))

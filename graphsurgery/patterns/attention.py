@@ -164,6 +164,23 @@ def find_attentions(
         site = _fused(node, number) if node.op_type != "Softmax" else _Reader(node, number, shapes).read()
         if site is not None:
             found.append(site)
+    return [*found, *_in_functions(model, shapes, index, len(found))]
+
+
+def _in_functions(model: ir.Model, shapes: Shapes, index: GraphIndex, number: int) -> list[Refusal]:
+    """Attention inside local functions, one entry for each body."""
+    found: list[Refusal] = []
+    for function in model.functions.values():
+        calls = index.nodes(function.name, domain=function.domain)
+        if not calls:
+            continue
+        view = shapes.in_call(calls[0])
+        for node in function:
+            fused = (node.domain, node.op_type) in _FUSED
+            if not fused and (not is_op(node, "Softmax") or _Reader(node, number, view).read() is None):
+                continue
+            where = f"the attention around {node.op_type} {node.name!r} is inside function {function.name!r}"
+            found.append(Refusal(id=f"attention:{number + len(found)}", kinds=("attention",), reason=where))
     return found
 
 
@@ -211,7 +228,7 @@ class _UnreadableError(Exception):
 class _Reader:
     """Reads the attention around one softmax."""
 
-    def __init__(self, softmax: ir.Node, number: int, shapes: Shapes) -> None:
+    def __init__(self, softmax: ir.Node, number: int, shapes: ShapeView) -> None:
         self._softmax = softmax
         self._number = number
         self._shapes = shapes

@@ -129,8 +129,8 @@ class _Scout:
         self._shapes = shapes
         self._index = index
         self._tokens = tokens
-        # Values that something else needs all rows of, and outputs of which that is so.
-        self._cuts: set[ir.Value] = set()
+        # Values that something else needs all rows of, and who; outputs of which that is so.
+        self._cuts: dict[ir.Value, str] = {}
         self._needed: dict[ir.Value, str] = {}
 
     def search(self, outputs: Sequence[ir.Value]) -> list[LMHead | Refusal]:
@@ -153,7 +153,7 @@ class _Scout:
             roots = {root: who for root, who in readers.items() if root in whole.roots}
             for root, who in roots.items():
                 self._needed[root] = f"every row of output {root.name!r} is needed by {who}"
-            self._cuts |= readers.keys() - roots.keys()
+            self._cuts |= {value: who for value, who in readers.items() if value not in roots}
 
     def _examine(self, output: ir.Value) -> LMHead | Refusal:
         found = self._needed.get(output) or self._head(output, certain=is_named_logits(output))
@@ -181,18 +181,18 @@ class _Scout:
             sizes = ", ".join(str(size) for size in shape)
             return f"output {output.name!r} [{sizes}] does not hold a number of scores that is known, as logits do"
         if rows.flat and not is_batch_major(output, rows, shapes, self._model, tokens):
-            return f"output {output.name!r} is flattened with the batches inside: the rows of one do not lie behind one another"
+            what = "is flattened with the batches inside: the rows of one do not lie behind one another"
+            return f"output {output.name!r} {what}"
         cone = climb(output, rows, shapes, self._model, self._tail(), lift_head)
         if isinstance(cone, Blocked):
             return f"no head was found above output {output.name!r}: {cone.reason}"
         if not cone.contractions:
-            reason = next(iter(cone.stops.values()), "it is not computed by a matrix product")
-            return f"no head was found above output {output.name!r}: {reason}"
+            return f"no head was found above output {output.name!r}: {self._no_product(cone)}"
         multiplied = {node.inputs[index] for node, index in cone.edges if node in cone.contractions}
         covered = [value for value in cone.values if value in multiplied]
         if covered:
             # The tail reads what the products read: the head ends there.
-            self._cuts.update(covered)
+            self._cuts |= dict.fromkeys(covered, "the head")
             return self._head(output, certain=certain)
         misplaced = self._misplaced(cone)
         if misplaced is not None:
@@ -215,6 +215,13 @@ class _Scout:
             vocabulary=_features(shape, rows, batch_axis),
             norm=self._norm_of(cone),
         )
+
+    def _no_product(self, cone: Cone) -> str:
+        """Why the climb ended before it came to a product."""
+        cut = next((edge.value for edge in cone.frontier if edge.value in self._cuts), None)
+        if cut is not None:
+            return f"every row of {cut.name!r} is needed by {self._cuts[cut]}"
+        return next(iter(cone.stops.values()), "it is not computed by a matrix product")
 
     def _tail(self) -> Into:
         """Climb through the tail: not into products, nor to where the rows are the same for all batches."""

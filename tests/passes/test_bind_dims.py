@@ -312,6 +312,16 @@ def test_a_sum_that_is_given_needs_its_parts():
     assert [dims_of(value)[1:] for value in model.graph.inputs][:3] == [[3], [7], [2, 4, 4]]
 
 
+def test_a_size_that_would_be_negative():
+    model = parse(MASKED)
+    value_of(model, "past_key").shape = ir.Shape(["B", 2, "T - S", 4])
+    with pytest.raises(UsageError) as caught:
+        bind(model, "dims=[T:3,S:4]")
+    assert str(caught.value) == "Axis 2 of input 'past_key' is T - S, which would be -1 with S=4 and T=3."
+    bind(model, "total=7,seq=4")
+    assert dims_of(model.graph.inputs[2]) == ["B", 2, 3, 4]
+
+
 def test_an_earlier_binding_is_held_to():
     model, _ = bound("batch=2,seq=3")
     with pytest.raises(UsageError) as caught:

@@ -254,3 +254,51 @@ def test_a_block_size_cannot_be_unrolled_at_a_symbolic_length() -> None:
 
 def test_aliases() -> None:
     assert make_pass("block-attention{num_q_blocks=2,num_kv_blocks=3}") == BlockAttention(q_blocks=2, kv_blocks=3)
+
+
+# ---- a memory budget ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("budget", "reason", "predicted"),
+    [
+        ("100MiB", "one block, keys and values not expanded", 4473600),
+        ("1MiB", "query blocks of 64 in a loop, keys trimmed by the mask, keys and values not expanded", 954368),
+        (
+            "20KiB",
+            "query blocks of 16 in a loop, key blocks of 16 in a loop, keys trimmed by the mask, keys and values not expanded",
+            12800,
+        ),
+    ],
+)
+def test_a_budget_chooses_the_blocks(budget: str, reason: str, predicted: int, tmp_path: Path) -> None:
+    spec = f"block-attention{{memory_budget={budget},assume='S=300,P=10'}}"
+    report = check(_path("llama"), spec, tmp_path / "out.onnx")
+    assert {site.reason for site in report.sites} == {reason}
+    assert {site.detail["predicted_bytes"] for site in report.sites} == {predicted}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            "memory_budget=1MiB,q_blocks=2",
+            "memory_budget of pass block-attention chooses the blocks: give no number or size of them.",
+        ),
+        (
+            "memory_budget=1MiB,assume='T=3'",
+            "Option assume='T=3' of pass block-attention: write lengths as 'S=4096,P=0,B=1'.",
+        ),
+        ("memory_budget=1MiB,assume='P=3'", "Option assume='P=3' of pass block-attention needs S and B of 1 or more."),
+        ("memory_budget=lots", "memory_budget 'lots' is not a size: write a number with KB, MB, GB, KiB, MiB or GiB."),
+    ],
+)
+def test_budgets_that_cannot_be_read(options: str, message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        make_pass(f"block-attention{{{options}}}")
+    assert str(error.value) == message
+
+
+def test_a_budget_below_the_smallest_blocks_is_an_error() -> None:
+    with pytest.raises(UsageError, match="is less than the 12800 that the smallest blocks of attention:0 take"):
+        Pipeline(["block-attention{memory_budget=1KiB}"])(load(_path("llama")))

@@ -31,7 +31,7 @@ MANIFEST: dict[str, dict[str, Any]] = {
 }
 PATHS = sorted(MANIFEST)
 QUANTIZED = {"matmulnbits": "MatMulNBits"}
-MODES = list(itertools.product(["last", "mask", "position", "runtime"], ["head", "norm"], [1, 2, 3, 4]))
+MODES = list(itertools.product(["last", "mask", "position", "runtime"], ["head", "norm", "layer"], [1, 2, 3, 4]))
 _LONGEST, _MOST_FEEDS = 30, 4
 
 

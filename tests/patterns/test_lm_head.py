@@ -257,6 +257,16 @@ def test_scores_of_attention_are_no_logits():
     )
 
 
+def test_rows_that_another_output_needs_behind_the_head():
+    model = small_decoder(
+        ["p = MatMul(hidden, w)", "plain = Identity(p)", "logits = Tanh(p)"],
+        {"logits": ["B", "S", 8], "plain": ["B", "S", 8]},
+    )
+    assert reason_of(model) == (
+        "no head was found above output 'logits': every row of 'p' is needed by a Identity node"
+    )
+
+
 def test_one_token_a_step():
     model = small_decoder(["logits = MatMul(hidden, w)"], {"logits": ["B", "S", 8]})
     for value in model.graph.inputs:

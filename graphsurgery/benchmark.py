@@ -125,7 +125,9 @@ def _provider(name: str) -> str:
         raise CannotCheckError(
             'Measuring needs ONNX Runtime, which is not installed: pip install "graphsurgery[verify]".'
         ) from error
-    there = {full.removesuffix("ExecutionProvider").lower(): full for full in onnxruntime.get_available_providers()}
+    there: dict[str, str] = {
+        full.removesuffix("ExecutionProvider").lower(): full for full in onnxruntime.get_available_providers()
+    }
     full = there.get(name.lower().removesuffix("executionprovider"))
     if full is None:
         raise UsageError(f"ONNX Runtime has no provider {name!r} here: there are {', '.join(there)}.")
@@ -150,9 +152,7 @@ def _environment() -> dict[str, Any]:
 class _Race:
     """A model, or two, and the points at which they are measured."""
 
-    def __init__(
-        self, pair: Pair, subjects: tuple[Subject, ...], asked: tuple[Point, ...] | None, batch: int
-    ) -> None:
+    def __init__(self, pair: Pair, subjects: tuple[Subject, ...], asked: tuple[Point, ...] | None, batch: int) -> None:
         self.pair, self.subjects = pair, subjects
         own = dict.fromkeys(point for subject in subjects for point in own_points(subject.signature, batch))
         self.points = asked or tuple(own) or make_points(PREFILL, DECODE, batch)
@@ -163,9 +163,7 @@ class _Race:
 
     def steps(self, plan: Plan) -> int:
         """Sessions and runs."""
-        lanes = sum(
-            not isinstance(size, str) for sizes in self.sizes.values() for size in sizes
-        )
+        lanes = sum(not isinstance(size, str) for sizes in self.sizes.values() for size in sizes)
         return lanes * (1 + plan.warmup + plan.runs)
 
 

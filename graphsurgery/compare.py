@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from graphsurgery._serialising import paused_gc
-from graphsurgery._staging import is_temporary
 from graphsurgery.comparison.diff_report import DiffReport, Listing, ModelDiff, Size
 from graphsurgery.comparison.differences import find_differences, initializer_changes
 from graphsurgery.comparison.interface import compare_interfaces, ports
@@ -28,6 +26,8 @@ from graphsurgery.comparison.outwards import match_views
 from graphsurgery.comparison.references import DataFiles, Keys, census
 from graphsurgery.comparison.unfolding import unfold
 from graphsurgery.errors import InputRefusedError, UsageError
+from graphsurgery.model_files.serialising import paused_gc
+from graphsurgery.model_files.staging import is_temporary
 from graphsurgery.model_io import load, source_of
 
 if TYPE_CHECKING:

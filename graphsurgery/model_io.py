@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from graphsurgery import _graph_extras
-from graphsurgery._locations import data_file, find_problems
-from graphsurgery._model_files import read_model_proto
-from graphsurgery._output import default_output
-from graphsurgery._placement import WeightsMode, need_of
-from graphsurgery._proto_audit import audit
-from graphsurgery._saving import SaveResult, Staged, save, stage
-from graphsurgery._serialising import paused_gc, root_cause
-from graphsurgery._source import DataFile, DataProblem, Source, attach_source, source_of
-from graphsurgery._survey import survey
 from graphsurgery.errors import InputRefusedError, UsageError
-from graphsurgery.model_dirs import CONFIG_NAME, find_model
+from graphsurgery.model_files import graph_extras
+from graphsurgery.model_files.directories import CONFIG_NAME, find_model
+from graphsurgery.model_files.locations import data_file, find_problems
+from graphsurgery.model_files.output import default_output
+from graphsurgery.model_files.placement import WeightsMode, need_of
+from graphsurgery.model_files.proto_audit import audit
+from graphsurgery.model_files.reading import read_model_proto
+from graphsurgery.model_files.saving import SaveResult, Staged, save, stage
+from graphsurgery.model_files.serialising import paused_gc, root_cause
+from graphsurgery.model_files.source import DataFile, DataProblem, Source, attach_source, source_of
+from graphsurgery.model_files.survey import survey
 
 if TYPE_CHECKING:
     import onnx
 
-    from graphsurgery._locations import Need
-    from graphsurgery._proto_audit import Audit
+    from graphsurgery.model_files.locations import Need
+    from graphsurgery.model_files.proto_audit import Audit
 
 __all__ = [
     "DataFile",
@@ -85,7 +85,7 @@ def load(path: str | os.PathLike[str], *, file: str | None = None) -> ir.Model:
 
 def reserved_names(model: ir.Model) -> frozenset[str]:
     """Names that the file of ``model`` gives to values that do not exist: new values must not take them."""
-    return _graph_extras.orphan_names(model)
+    return graph_extras.orphan_names(model)
 
 
 def _deserialise(proto: onnx.ModelProto, path: Path) -> ir.Model:
@@ -109,8 +109,8 @@ def _attach_extras(model: ir.Model, proto: onnx.ModelProto, found: Audit) -> lis
     base = str(found.path.absolute().parent)
     for tensor in tensors:
         tensor.base_dir = base
-    _graph_extras.external_extras(tensors, found)
-    _graph_extras.capture(model, proto, found, walked)
+    graph_extras.external_extras(tensors, found)
+    graph_extras.capture(model, proto, found, walked)
     return tensors
 
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from graphsurgery import _graph_extras
-from graphsurgery._source import InterfaceNames
 from graphsurgery.analysis.shapes import invalidate
 from graphsurgery.contracts import read_contracts, write_contracts
 from graphsurgery.errors import InputRefusedError
+from graphsurgery.model_files import graph_extras
+from graphsurgery.model_files.source import InterfaceNames
 from graphsurgery.names import Names
 from graphsurgery.patterns.matcher import all_graphs
 from graphsurgery.weight_spec import rename_weights
@@ -114,7 +114,7 @@ def rename_interface(model: ir.Model, inputs: Mapping[str, str], outputs: Mappin
     for function in model.functions.values():
         _follow_inside(function, both)
     _follow_quantisation(model, both)
-    _graph_extras.rename(model, both)
+    graph_extras.rename(model, both)
     _follow_metadata(model, inputs, outputs)
     Names.forget(model)
     invalidate(model)

@@ -154,7 +154,9 @@ class RowPusher:
     def _operand(self, operand: ir.Value, position: int, entry: int | None) -> ir.Value:
         """A shape operand with the number of wanted rows (or ``entry``) at ``position``."""
         rewrite = self._rewrite
-        count = rewrite.constant([entry], "rows") if entry is not None else self._selector.numbers.count_value(flat=False)
+        count = (
+            rewrite.constant([entry], "rows") if entry is not None else self._selector.numbers.count_value(flat=False)
+        )
         contents = self._view.shape_value(operand)
         known = contents.ints() if contents is not None else None
         if known is not None and entry is not None:

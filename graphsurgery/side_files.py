@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import onnx_ir as ir
 
-    from graphsurgery._source import Source
+    from graphsurgery.model_files.source import Source
     from graphsurgery.specializations import Specialization
 
 __all__ = [

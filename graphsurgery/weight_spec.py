@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 import onnx
 import onnx_ir as ir
 
-from graphsurgery._graph_extras import extra_entries_of, set_extra_entries
-from graphsurgery._locations import unsafe_location
 from graphsurgery.errors import InputRefusedError, UsageError
+from graphsurgery.model_files.graph_extras import extra_entries_of, set_extra_entries
+from graphsurgery.model_files.locations import unsafe_location
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

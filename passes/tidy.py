@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import onnx_ir as ir
 
-from graphsurgery._survey import LARGE_TENSOR_BYTES
 from graphsurgery.analysis.constants import constant_of, small_array
 from graphsurgery.analysis.shapes import invalidate
+from graphsurgery.model_files.survey import LARGE_TENSOR_BYTES
 from graphsurgery.pass_base import Pass
 from graphsurgery.patterns.matcher import all_graphs, is_op
 from graphsurgery.patterns.site import Site

@@ -6,9 +6,9 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from graphsurgery._graph_extras import add_infos
 from graphsurgery.analysis.shapes import invalidate
 from graphsurgery.errors import UsageError
+from graphsurgery.model_files.graph_extras import add_infos
 from graphsurgery.model_io import source_of
 from graphsurgery.pass_base import Pass
 from graphsurgery.patterns.site import Refusal, Site

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import onnx_ir as ir
 
-from graphsurgery._graph_extras import infos
-from graphsurgery._survey import LARGE_TENSOR_BYTES, survey
 from graphsurgery.analysis.shapes import invalidate
 from graphsurgery.errors import UsageError
+from graphsurgery.model_files.graph_extras import infos
+from graphsurgery.model_files.survey import LARGE_TENSOR_BYTES, survey
 from graphsurgery.model_io import source_of
 from graphsurgery.pass_base import Pass
 from graphsurgery.patterns.site import Refusal, Site

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from graphsurgery.errors import SaveError, UsageError
-from graphsurgery.model_dirs import rename_decoder
+from graphsurgery.model_files.directories import rename_decoder
 from graphsurgery.model_io import load, save, stage
 from tests.model_io_helpers import FIXTURES, tensor_bytes, write_model
 

@@ -15,8 +15,8 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 
-from graphsurgery import _model_files
 from graphsurgery.errors import InputRefusedError, UsageError
+from graphsurgery.model_files import reading
 from graphsurgery.model_io import load, source_of
 from tests.model_io_helpers import CASES, Weight, add_model, external_tensor, read_proto, write_model
 
@@ -253,9 +253,9 @@ def test_a_protobuf_over_two_gib_is_refused_without_being_read(tmp_path: Path):
 
 def test_the_limit_itself_is_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = write_model(tmp_path)
-    monkeypatch.setattr(_model_files, "PROTOBUF_LIMIT", path.stat().st_size)
+    monkeypatch.setattr(reading, "PROTOBUF_LIMIT", path.stat().st_size)
     load(path)
-    monkeypatch.setattr(_model_files, "PROTOBUF_LIMIT", path.stat().st_size - 1)
+    monkeypatch.setattr(reading, "PROTOBUF_LIMIT", path.stat().st_size - 1)
     assert "2 GiB" in _refusal(path)
 
 
@@ -583,7 +583,7 @@ def test_a_configuration_without_a_decoder_is_passed_over(tmp_path: Path):
 
 
 def test_outputs_are_peeked_at_without_reading_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from graphsurgery import _wire
+    from graphsurgery.model_files import wire
 
     weight = helper.make_tensor("w", TensorProto.FLOAT, [2**18], np.zeros(2**18, np.float32).tobytes(), raw=True)
     path = tmp_path / "big.onnx"
@@ -596,6 +596,6 @@ def test_outputs_are_peeked_at_without_reading_weights(tmp_path: Path, monkeypat
             read.append(len(data))
             return data
 
-    monkeypatch.setattr(_wire, "open", lambda file, _mode: Watched(file, "r"), raising=False)
-    assert _wire.peek_output_names(path) == ("logits",)
+    monkeypatch.setattr(wire, "open", lambda file, _mode: Watched(file, "r"), raising=False)
+    assert wire.peek_output_names(path) == ("logits",)
     assert sum(read) < 200

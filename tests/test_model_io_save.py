@@ -12,8 +12,8 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 
-from graphsurgery import _copying, _serialising
 from graphsurgery.errors import InternalError, SaveError, UsageError
+from graphsurgery.model_files import copying, serialising
 from graphsurgery.model_io import default_output, load, save, source_of, stage
 from tests.model_io_helpers import (
     Weight,
@@ -308,9 +308,9 @@ def test_data_that_shrinks_while_it_is_copied(tmp_path: Path):
     (tmp_path / "out").mkdir()
     model = load(path)
     with open(tmp_path / "in" / "model.onnx.data", "rb") as source, open(tmp_path / "x", "wb") as target:
-        meter = _copying.Meter(100, None)
+        meter = copying.Meter(100, None)
         with pytest.raises(SaveError, match="became shorter while it was copied"):
-            _copying.copy_range(source.fileno(), target.fileno(), 0, 100, meter, tmp_path / "d")
+            copying.copy_range(source.fileno(), target.fileno(), 0, 100, meter, tmp_path / "d")
     del model
 
 
@@ -538,7 +538,7 @@ def test_inline_weights_move_out_of_a_protobuf_that_is_too_large(tmp_path: Path,
     proto = _inline_model(big=(1000, 1), small=(255, 1), index=(1000, 7), half=(600, 10))
     proto.graph.initializer[0].doc_string = "kept"
     path.write_bytes(proto.SerializeToString())
-    monkeypatch.setattr(_serialising, "MAX_PROTO_BYTES", 11_000)
+    monkeypatch.setattr(serialising, "MAX_PROTO_BYTES", 11_000)
     model = load(path)
     result = save(model)
     assert (result.weights, result.bytes_copied) == ("reference", 5200)
@@ -560,9 +560,9 @@ def test_inline_weights_move_out_of_a_protobuf_that_is_too_large(tmp_path: Path,
 def test_a_protobuf_below_the_limit_stays_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "model.onnx"
     path.write_bytes(_inline_model(big=(1000, 1)).SerializeToString())
-    monkeypatch.setattr(_serialising, "MAX_PROTO_BYTES", path.stat().st_size)
+    monkeypatch.setattr(serialising, "MAX_PROTO_BYTES", path.stat().st_size)
     assert save(load(path)).data_files == ()
-    monkeypatch.setattr(_serialising, "MAX_PROTO_BYTES", path.stat().st_size - 1)
+    monkeypatch.setattr(serialising, "MAX_PROTO_BYTES", path.stat().st_size - 1)
     assert len(save(load(path), force=True).data_files) == 1
 
 
@@ -574,7 +574,7 @@ def test_weights_move_out_beside_shared_data(tmp_path: Path, monkeypatch: pytest
     )
     proto.graph.node[0].input[0] = "inline"
     path.write_bytes(proto.SerializeToString())
-    monkeypatch.setattr(_serialising, "MAX_PROTO_BYTES", 3000)
+    monkeypatch.setattr(serialising, "MAX_PROTO_BYTES", 3000)
     before = _tree(tmp_path)
     with stage(load(path)) as staged:
         assert _run(staged.model_path, 1000)[0] == 3001
@@ -590,7 +590,7 @@ def test_weights_move_out_beside_shared_data(tmp_path: Path, monkeypatch: pytest
 def test_a_graph_that_is_too_large_by_itself_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "model.onnx"
     path.write_bytes(_inline_model(index=(1000, 7), big=(1000, 1)).SerializeToString())
-    monkeypatch.setattr(_serialising, "MAX_PROTO_BYTES", 5000)
+    monkeypatch.setattr(serialising, "MAX_PROTO_BYTES", 5000)
     with pytest.raises(
         SaveError, match="the model is over 5000 bytes as a protobuf even with its weights in a data file"
     ):

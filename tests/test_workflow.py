@@ -268,12 +268,12 @@ def test_an_input_that_is_no_model(cases_dir, tmp_path):
 
 
 def test_a_full_disk_leaves_nothing(model, tmp_path, monkeypatch):
-    from graphsurgery import _saving
+    from graphsurgery.model_files import saving
 
     def full(path, job, meter):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(_saving, "_make_data", full)
+    monkeypatch.setattr(saving, "_make_data", full)
     (tmp_path / "out").mkdir()
     with pytest.raises(SaveError, match="No space left on device"):
         apply_passes(ApplyRequest(input=model, specs=PRUNE, output=tmp_path / "out" / "out.onnx"))

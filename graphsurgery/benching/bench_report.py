@@ -9,13 +9,12 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any, Literal
 
-from graphsurgery.benching.samples import Sample
-
 if TYPE_CHECKING:
     from rich.console import Console
 
     from graphsurgery.benching.gates import Gate
     from graphsurgery.benching.points import Point
+    from graphsurgery.benching.samples import Sample
 
 __all__ = ["METRICS", "SCHEMA", "BenchReport", "Creation", "Measurement", "NotMeasured", "Row", "Side"]
 

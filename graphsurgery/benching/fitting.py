@@ -23,9 +23,7 @@ def fit(point: Point, signature: Signature) -> Sizes | str:
     total = point.past + point.length
     if signature.sequence is None:
         return "no input takes token ids or hidden states"
-    if not any(letter == "B" for letter in signature.letters.values()) and fixed.get("B", 1) != point.batch:
-        return f"its batch is fixed at {fixed.get('B', 1)}"
-    if not any(letter == "B" for letter in signature.letters.values()) and "B" not in fixed and point.batch != 1:
+    if point.batch != 1 and "B" not in fixed and "B" not in signature.letters.values():
         return "it takes no batch"
     has_slots = bool(signature.having(Role.SLOTS))
     has_cache = bool(signature.having(Role.CACHE))
@@ -53,5 +51,4 @@ def own_points(signature: Signature, batch: int) -> tuple[Point, ...]:
     past = fixed.get("P", fixed["T"] - length if "T" in fixed else 0)
     if not signature.having(Role.CACHE):
         past = 0
-    phase = "decode" if length == 1 and past else "prefill"
-    return (Point("decode" if phase == "decode" else "prefill", fixed.get("B", batch), length, past),)
+    return (Point("decode" if length == 1 and past else "prefill", fixed.get("B", batch), length, past),)

@@ -78,7 +78,9 @@ def parse_gates(text: str) -> tuple[Gate, ...]:
     for item in text.split(","):
         metric, equals, limit = (part.strip() for part in item.partition("="))
         if metric not in METRICS or not equals:
-            raise UsageError(f"{item.strip()!r} is no gate: write one of {', '.join(METRICS)} and a ratio, as latency=1.05.")
+            raise UsageError(
+                f"{item.strip()!r} is no gate: write one of {', '.join(METRICS)} and a ratio, as latency=1.05."
+            )
         try:
             number = float(limit)
         except ValueError:

@@ -6,8 +6,8 @@ import dataclasses
 import os
 from pathlib import Path
 
-from graphsurgery._staging import is_temporary
 from graphsurgery.errors import InputRefusedError, UsageError
+from graphsurgery.model_files.staging import is_temporary
 
 __all__ = ["Pair", "find_pairs"]
 

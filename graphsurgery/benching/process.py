@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -99,7 +100,5 @@ class WorkerProcess:
 
 
 def _close(stream: Any) -> None:
-    try:
+    with contextlib.suppress(BrokenPipeError):  # a request that nobody is left to read
         stream.close()
-    except BrokenPipeError:
-        pass  # a request that nobody is left to read

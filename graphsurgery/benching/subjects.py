@@ -9,7 +9,6 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
-import onnx
 
 from graphsurgery.equivalence.drawing import Draw
 from graphsurgery.equivalence.pairing import renamed_inputs, stated_contracts, with_row_inputs
@@ -21,6 +20,8 @@ from graphsurgery.weight_spec import restored_proto
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    import onnx
 
     from graphsurgery.equivalence.feeds import Array, Sizes
     from graphsurgery.equivalence.roles import Signature

@@ -87,10 +87,9 @@ def _creation(creation: Creation, several: bool) -> str:
         return _NONE if sample is None else f"{sample.median * 1000:.1f} ms ({len(sample.values)} times)"
 
     who = f" of {creation.model}" if several else ""
-    text = f"session creation{who}: {told(creation.a)}"
     if creation.b is None:
-        return text
-    return f"{text}, B {told(creation.b)}, ratio {_ratio(creation.ratio)}"
+        return f"session creation{who}: {told(creation.a)}"
+    return f"session creation{who}: A {told(creation.a)}, B {told(creation.b)}, ratio {_ratio(creation.ratio)}"
 
 
 def _remarks(report: BenchReport) -> list[str]:

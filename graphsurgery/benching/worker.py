@@ -18,11 +18,14 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphsurgery.benching.memory import read_memory, reset_peak
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["main"]
 
@@ -69,7 +72,12 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     worker = _Worker()
-    actions = {"open": worker.open, "feed": worker.feed, "run": worker.run, "memory": worker.memory}
+    actions: dict[str, Callable[..., dict[str, Any]]] = {
+        "open": worker.open,
+        "feed": worker.feed,
+        "run": worker.run,
+        "memory": worker.memory,
+    }
     for line in sys.stdin:
         request = json.loads(line)
         try:

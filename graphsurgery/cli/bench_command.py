@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,18 +13,15 @@ if TYPE_CHECKING:
     from graphsurgery.benching.bench_report import BenchReport
 
 
-class _Sizes(click.ParamType):
-    name = "sizes"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        if value in ("", "none"):
-            return ()
-        try:
-            return tuple(int(item) for item in value.split(","))
-        except ValueError:
-            self.fail(f"{value!r} are no sizes: write numbers with commas, as 128,512, or none.", param, ctx)
+def _sizes(_context: click.Context, _option: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    if text == "none":
+        return ()
+    try:
+        return tuple(int(item) for item in text.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{text!r} are no sizes: write numbers with commas, as 128,512, or none.") from None
 
 
 def _form(_context: click.Context, _option: click.Parameter, path: Path | None) -> Path | None:
@@ -45,8 +42,8 @@ _FORMS = (".json", ".csv", ".md")
 @click.command("bench", short_help="Measure latency and memory of a model, or of two against each other.")
 @click.argument("a", metavar="A", type=click.Path(path_type=Path))
 @click.argument("b", metavar="[B]", type=click.Path(path_type=Path), required=False)
-@click.option("--prefill", type=_Sizes(), metavar="S,...", help="Lengths of prompts, or none. [default: 128,512]")
-@click.option("--decode", type=_Sizes(), metavar="P,...", help="Pasts of single tokens, or none. [default: 512,4096]")
+@click.option("--prefill", callback=_sizes, metavar="S,...", help="Lengths of prompts, or none. [default: 128,512]")
+@click.option("--decode", callback=_sizes, metavar="P,...", help="Pasts of single tokens, or none. [default: 512,4096]")
 @click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Sequences in each run.")
 @click.option("--threads", type=click.IntRange(1), default=2, show_default=True, help="Threads of one operator.")
 @click.option("--provider", default="cpu", show_default=True, help="ONNX Runtime's execution provider.")

@@ -6,8 +6,8 @@ import collections
 import itertools
 import random
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import onnx_ir as ir
 import pytest
 
 from graphsurgery.analysis.shapes import Shapes
@@ -18,8 +18,12 @@ from graphsurgery.model_io import load, save
 from graphsurgery.passes.block_attention import BlockAttention
 from graphsurgery.pipeline import Pipeline
 from graphsurgery.registry import make_pass
-from graphsurgery.site_report import PassReport
 from tests.conftest import SAMPLE_SEED
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from graphsurgery.site_report import PassReport
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 CASES = Path(__file__).parents[1] / "cases"
@@ -235,8 +239,10 @@ def test_report_tells_how_a_site_was_divided() -> None:
         ),
         (
             "block-attention{lowering=loop,q_blocks=2}",
-            "lowering=loop of pass block-attention walks over blocks of a fixed size: give q_block_size or kv_block_size "
-            "in place of a number of blocks.",
+            (
+                "lowering=loop of pass block-attention walks over blocks of a fixed size: give q_block_size or "
+                "kv_block_size in place of a number of blocks."
+            ),
         ),
     ],
 )
@@ -266,7 +272,10 @@ def test_aliases() -> None:
         ("1MiB", "query blocks of 64 in a loop, keys trimmed by the mask, keys and values not expanded", 954368),
         (
             "20KiB",
-            "query blocks of 16 in a loop, key blocks of 16 in a loop, keys trimmed by the mask, keys and values not expanded",
+            (
+                "query blocks of 16 in a loop, key blocks of 16 in a loop, keys trimmed by the mask, keys and values not "
+                "expanded"
+            ),
             12800,
         ),
     ],
@@ -302,3 +311,12 @@ def test_budgets_that_cannot_be_read(options: str, message: str) -> None:
 def test_a_budget_below_the_smallest_blocks_is_an_error() -> None:
     with pytest.raises(UsageError, match="is less than the 12800 that the smallest blocks of attention:0 take"):
         Pipeline(["block-attention{memory_budget=1KiB}"])(load(_path("llama")))
+
+
+def test_lengths_that_cannot_be_told_are_refused_by_name() -> None:
+    """Gather indices in the data file: how long the mask is cannot be told."""
+    report = Pipeline([MODES["prefill_q"]])(load(_path("s01_everything_external_even_shapes"))).passes[0]
+    assert {site.status for site in report.sites} == {"refused"}
+    assert report.sites[0].reason.startswith(
+        "an operand of its chain cannot be cut to blocks: '/model/Where_20_output_0'"
+    )

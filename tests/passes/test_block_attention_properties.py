@@ -13,7 +13,6 @@ from graphsurgery.passes.block_attention import BlockAttention
 from graphsurgery.pipeline import Pipeline
 from tests.strategies.attentions import AttentionSpec, attention_specs, build, feeds_of, lengths, pass_options
 
-
 # Shrinking runs whole models hundreds of times; the drawn spec says enough.
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
 

@@ -130,14 +130,6 @@ def test_spellings_in_one_model() -> None:
     assert tails == ["", "", "", "", "Identity Cast Dropout"]
 
 
-def test_unknown_lengths_are_refused_by_name() -> None:
-    """Gather indices in the data file: the lengths of keys and values cannot be told to be the same."""
-    sites = read(CASES / "s01_everything_external_even_shapes.onnx")
-    assert [type(site) for site in sites] == [Refusal, Refusal]
-    assert isinstance(sites[0], Refusal)
-    assert "have different lengths" in sites[0].reason
-
-
 def test_a_head_over_rows_is_no_attention() -> None:
     """A softmax along another axis, in front of a product, is refused by name."""
     nodes = [

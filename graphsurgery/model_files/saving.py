@@ -12,22 +12,22 @@ import typing
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from graphsurgery._copying import Meter, copy_range
-from graphsurgery._output import Namer, Target, check_not_data, check_output, plan_output, relative_path
-from graphsurgery._placement import FileCopy, FileLink, Placement, WeightsMode, place
-from graphsurgery._serialising import Serialised, paused_gc, serialise
-from graphsurgery._source import InterfaceNames, Source, source_of
-from graphsurgery._staging import Staging, write_durably
-from graphsurgery._survey import survey
 from graphsurgery.errors import SaveError, UsageError
-from graphsurgery.model_dirs import find_companions, rename_decoder
+from graphsurgery.model_files.copying import Meter, copy_range
+from graphsurgery.model_files.directories import find_companions, rename_decoder
+from graphsurgery.model_files.output import Namer, Target, check_not_data, check_output, plan_output, relative_path
+from graphsurgery.model_files.placement import FileCopy, FileLink, Placement, WeightsMode, place
+from graphsurgery.model_files.serialising import Serialised, paused_gc, serialise
+from graphsurgery.model_files.source import InterfaceNames, Source, source_of
+from graphsurgery.model_files.staging import Staging, write_durably
+from graphsurgery.model_files.survey import survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import onnx_ir as ir
 
-    from graphsurgery._placement import Job
+    from graphsurgery.model_files.placement import Job
 
 __all__ = ["SaveResult", "Staged", "save", "stage"]
 

@@ -8,16 +8,16 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from graphsurgery._locations import Need, data_file, unsafe_location
 from graphsurgery.errors import SaveError, UsageError
+from graphsurgery.model_files.locations import Need, data_file, unsafe_location
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import onnx_ir as ir
 
-    from graphsurgery._output import Namer
-    from graphsurgery._source import DataFile
+    from graphsurgery.model_files.output import Namer
+    from graphsurgery.model_files.source import DataFile
 
 __all__ = ["FileCopy", "FileLink", "FileRepack", "Job", "NewPlace", "Placement", "WeightsMode", "place"]
 

@@ -9,9 +9,9 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphsurgery._model_files import is_lfs_pointer
-from graphsurgery._source import DataFile, DataProblem
 from graphsurgery.errors import InputRefusedError
+from graphsurgery.model_files.reading import is_lfs_pointer
+from graphsurgery.model_files.source import DataFile, DataProblem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

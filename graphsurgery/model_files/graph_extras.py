@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import onnx
 import onnx_ir as ir
 
-from graphsurgery._proto_audit import extra_entries
+from graphsurgery.model_files.proto_audit import extra_entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from graphsurgery._proto_audit import Audit
-    from graphsurgery._survey import Survey
+    from graphsurgery.model_files.proto_audit import Audit
+    from graphsurgery.model_files.survey import Survey
 
 __all__ = [
     "add_infos",

@@ -12,7 +12,7 @@ from graphsurgery.errors import UsageError
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from graphsurgery._source import Source
+    from graphsurgery.model_files.source import Source
 
 __all__ = ["Namer", "Target", "check_not_data", "check_output", "default_output", "plan_output", "relative_path"]
 
@@ -40,6 +40,7 @@ class Target:
 
     @property
     def path(self) -> Path:
+        """The .onnx that will be there."""
         return self.directory / self.relative
 
 
@@ -74,6 +75,7 @@ class Namer:
 def plan_output(
     source: Source | None, path: str | os.PathLike[str] | None, *, as_directory: bool, file_name: str | None
 ) -> Target:
+    """Where a save goes: the default place, one file, or a directory with companions."""
     if path is None:
         if source is None:
             raise UsageError("this model was not loaded from a file, so that there is no default output: give a path.")
@@ -100,10 +102,12 @@ def plan_output(
 
 
 def relative_path(path: Path, root: Path) -> str:
+    """``path`` as seen from ``root``, with forward slashes as data locations have them."""
     return Path(os.path.relpath(path, root)).as_posix()
 
 
 def check_output(target: Target, source: Source | None, *, force: bool) -> None:
+    """Refuse a target that cannot be written, or that exists and may not be replaced."""
     directory = target.directory.absolute().parent if target.whole else target.directory
     if not directory.is_dir():
         raise UsageError(f"the output's directory {directory} does not exist: make it first.")

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 from google.protobuf.message import EncodeError
 
-from graphsurgery import _graph_extras
 from graphsurgery.errors import SaveError
+from graphsurgery.model_files import graph_extras
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     import onnx
 
-    from graphsurgery._placement import NewPlace
-    from graphsurgery._survey import InlineWeight, Survey
+    from graphsurgery.model_files.placement import NewPlace
+    from graphsurgery.model_files.survey import InlineWeight, Survey
 
 __all__ = ["MAX_PROTO_BYTES", "Serialised", "SpilledTensor", "paused_gc", "root_cause", "serialise"]
 
@@ -108,10 +108,10 @@ def _to_bytes(model: ir.Model, walked: Survey, places: Mapping[int, NewPlace]) -
         proto = ir.serde.serialize_model(model)
     except ir.serde.SerdeError as error:
         raise SaveError(f"the model cannot be serialised: {root_cause(error)}.") from error
-    _graph_extras.restore(model, proto, walked)
+    graph_extras.restore(model, proto, walked)
     for number, slot in enumerate(walked.external):
         place = places.get(number)
-        extras = _graph_extras.extra_entries_of(slot.tensor)
+        extras = graph_extras.extra_entries_of(slot.tensor)
         if place is not None or extras:
             _relocate(slot.locate(proto), place, extras)
     try:

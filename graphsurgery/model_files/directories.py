@@ -11,10 +11,10 @@ import stat
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from graphsurgery._locations import unsafe_location
-from graphsurgery._staging import is_temporary
-from graphsurgery._wire import peek_output_names
 from graphsurgery.errors import InputRefusedError, UsageError
+from graphsurgery.model_files.locations import unsafe_location
+from graphsurgery.model_files.staging import is_temporary
+from graphsurgery.model_files.wire import peek_output_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import onnx
 import onnx_ir as ir
 
-from graphsurgery._locations import unsafe_location
-from graphsurgery._unknown_fields import discard_unknown_fields
 from graphsurgery.errors import InputRefusedError
+from graphsurgery.model_files.locations import unsafe_location
+from graphsurgery.model_files.unknown_fields import discard_unknown_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -51,6 +51,7 @@ class Audit:
     graphs: list[onnx.GraphProto] = dataclasses.field(default_factory=list)
 
     def refuse(self, what: str, remedy: str) -> InputRefusedError:
+        """The error for something in this file that cannot be kept."""
         return InputRefusedError(f"{self.path}: {what}; {remedy}.")
 
 

@@ -20,9 +20,20 @@ if TYPE_CHECKING:
 
     import onnx_ir as ir
 
-__all__ = ["CONTRACTS_KEY", "IndexMode", "RowSelection", "parse_contracts", "read_contracts", "write_contracts"]
+__all__ = [
+    "CONTRACTS_KEY",
+    "EXACT_OUTPUTS_KEY",
+    "IndexMode",
+    "RowSelection",
+    "parse_contracts",
+    "parse_exact_outputs",
+    "read_contracts",
+    "write_contracts",
+]
 
 CONTRACTS_KEY = "graphsurgery.contracts"
+EXACT_OUTPUTS_KEY = "graphsurgery.exact_outputs"
+"""Metadata of a rewritten model: names of outputs that are bitwise what they were."""
 
 IndexMode = Literal["last", "mask", "position", "runtime"]
 
@@ -127,6 +138,25 @@ def parse_contracts(text: str | None) -> tuple[RowSelection, ...]:
     except (ValueError, TypeError) as error:
         message = f"The model's metadata {CONTRACTS_KEY!r} is not what graphsurgery writes: remove it."
         raise InputRefusedError(message) from error
+
+
+def parse_exact_outputs(text: str | None) -> frozenset[str]:
+    """The outputs that the metadata ``text`` says are bitwise what they were; none where there is no text.
+
+    Raises:
+        InputRefusedError: it is not what a pipeline writes.
+    """
+    if not text:
+        return frozenset()
+    try:
+        names = json.loads(text)
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InputRefusedError(
+            f"The model's metadata {EXACT_OUTPUTS_KEY!r} is not what graphsurgery writes: remove it."
+        )
+    return frozenset(names)
 
 
 def write_contracts(model: ir.Model, contracts: Iterable[RowSelection]) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from graphsurgery.analysis.shapes import invalidate
-from graphsurgery.contracts import read_contracts, write_contracts
+from graphsurgery.contracts import EXACT_OUTPUTS_KEY, parse_exact_outputs, read_contracts, write_contracts
 from graphsurgery.errors import InputRefusedError
 from graphsurgery.model_files import graph_extras
 from graphsurgery.model_files.source import InterfaceNames
@@ -189,7 +189,7 @@ def _follow_metadata(model: ir.Model, inputs: Mapping[str, str], outputs: Mappin
         for item in contracts
     ]
     renames = read_renames(model).then(inputs, outputs)
-    exact = model.metadata_props.get("graphsurgery.exact_outputs")
+    exact = model.metadata_props.get(EXACT_OUTPUTS_KEY)
     both = {**inputs, **outputs}
     for store in _stores(model):
         _follow_store(store, both)
@@ -197,8 +197,8 @@ def _follow_metadata(model: ir.Model, inputs: Mapping[str, str], outputs: Mappin
     rename_weights(model, inputs)
     if exact is not None:
         # An input may have had the name of another output.
-        named = sorted(outputs.get(name, name) for name in json.loads(exact))
-        model.metadata_props["graphsurgery.exact_outputs"] = json.dumps(named, separators=(",", ":"))
+        named = sorted(outputs.get(name, name) for name in parse_exact_outputs(exact))
+        model.metadata_props[EXACT_OUTPUTS_KEY] = json.dumps(named, separators=(",", ":"))
     if renames:
         data = {"inputs": dict(renames.inputs), "outputs": dict(renames.outputs)}
         model.metadata_props[RENAMED_KEY] = json.dumps(data, separators=(",", ":"))

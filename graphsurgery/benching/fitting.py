@@ -29,7 +29,7 @@ def fit(point: Point, signature: Signature) -> Sizes | str:
     has_cache = bool(signature.having(Role.CACHE))
     if point.past and not (has_slots or has_cache):
         return "it takes no cache"
-    wanted = {"B": point.batch, "S": point.length, "T": total} | ({"P": point.past} if has_cache else {})
+    wanted = {"B": point.batch, "S": point.length} | ({"P": point.past} if has_cache else {}) | {"T": total}
     words = {"B": "batch", "S": "length S", "P": "past P", "T": "number of keys T"}
     for letter, size in wanted.items():
         if fixed.get(letter, size) != size:

@@ -84,7 +84,7 @@ def _reasons(report: BenchReport) -> list[str]:
 
 def _creation(creation: Creation, several: bool) -> str:
     def told(sample: Sample | None) -> str:
-        return _NONE if sample is None else f"{sample.median * 1000:.1f} ms ({len(sample.values)} times)"
+        return _NONE if sample is None else f"{sample.median * 1000:.1f} ms (n={len(sample.values)})"
 
     who = f" of {creation.model}" if several else ""
     if creation.b is None:

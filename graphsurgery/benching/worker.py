@@ -44,6 +44,8 @@ class _Worker:
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 4
+        # Threads that wait busily for the next run would take the cores from the other model, whose turn it is.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
         started = time.perf_counter()
         self.session = onnxruntime.InferenceSession(path, options, providers=[provider])
         seconds = time.perf_counter() - started

@@ -77,7 +77,7 @@ def command(
         console = report_console()
         result.report.render(console, verbose=bool(verbose))
         if result.verification is not None:
-            result.verification.render(console)
+            result.verification.render(console, verbose=bool(verbose))
         if result.output is not None:
             for path in (result.output, *result.side_files):
                 console.print(f"wrote {path}", markup=False, soft_wrap=True)

@@ -16,6 +16,7 @@ from graphsurgery.cli.output import emit, progress, report_console, report_optio
     "--depth",
     default="outputs",
     show_default=True,
+    metavar="outputs|generate",
     help="outputs: whole models, every output. generate: greedy decoding, the cache handed from call to call.",
 )
 @click.option("--feeds", type=click.Path(path_type=Path), help="An .npz file with inputs, in place of drawn ones.")
@@ -79,5 +80,5 @@ def command(
     if report_form == "json":
         emit(result.dumps() + "\n")
     else:
-        result.render(report_console())
+        result.render(report_console(), verbose=bool(verbose))
     return result.exit_code

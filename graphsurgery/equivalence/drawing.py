@@ -1,6 +1,7 @@
 """Drawing the arrays of one feed, input by input, by what each stands for.
 
-Alphabet: B batch, S query length, P past, T = P + S keys, N slots of a fixed-size cache, R replaced tokens.
+Alphabet: B batch, S query length, P past, T = P + S keys, N slots of a fixed-size cache, R replaced tokens,
+E what an encoder has read.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class Draw:
 
     def shape(self, spec: InputSpec) -> tuple[int, ...]:
         """The shape of one input."""
-        known = dict(spec.size)
+        # What a file declares goes before what its operators ask for at least.
+        known = {axis: size for axis, size in spec.size if isinstance(spec.dims[axis], str)}
         sizes = _resolve(spec.dims, self.sizes, self.signature)
         spare = [self.sizes.batch] + [1 if spec.role is Role.GRID else 2] * len(sizes)
         if spec.role is Role.GRID:
@@ -120,6 +122,13 @@ def _mask(draw: Draw, spec: InputSpec, shape: tuple[int, ...]) -> Array:
     # A mask of the new tokens alone holds the last columns, one over all slots the first.
     mask[:, :width] = real[:, -shape[1] :] if 0 < shape[1] <= real.shape[1] else real[:, :width]
     return _low(mask, spec)
+
+
+def _encoder_mask(draw: Draw, _spec: InputSpec, shape: tuple[int, ...]) -> Array:
+    """What an encoder has read: shorter rows end in padding, in most feeds the first one too."""
+    rows, width = shape
+    missing = (np.arange(rows) + draw.number) % (width // 2 + 1)
+    return np.arange(width)[None, :] < (width - missing)[:, None]
 
 
 def _mask_nd(draw: Draw, spec: InputSpec, shape: tuple[int, ...]) -> Array:
@@ -226,6 +235,8 @@ _BUILDERS: dict[Role, Callable[[Draw, InputSpec, tuple[int, ...]], Array]] = {
     Role.EMBEDS: _floats,
     Role.MASK: _mask,
     Role.MASK_ND: _mask_nd,
+    Role.ENCODER_MASK: _encoder_mask,
+    Role.ENCODER_STATES: _floats,
     Role.POSITIONS: _positions,
     Role.CACHE: _floats,
     Role.SLOTS: _floats,

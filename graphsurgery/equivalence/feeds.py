@@ -1,7 +1,7 @@
 """Feeds drawn from a signature: lengths, pasts and paddings that a language model meets, reproducible from a seed.
 
 Alphabet: B batch, S query length, P past, T = P + S keys, N slots of a fixed-size cache, C slots that are read of it,
-R replaced tokens.
+R replaced tokens, E what an encoder has read.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ _SPARE_SLOTS = 3
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """What a feed holds: B, S, P, how rows are padded, and N for fixed-size caches."""
+    """What a feed holds: B, S, P, how rows are padded, N for fixed-size caches, and E."""
 
     batch: int
     length: int
     past: int
     padding: Padding = "none"
     slots: int = 0
+    encoder: int = 6
 
     def letters(self) -> dict[str, int]:
         """Sizes by letter."""
@@ -45,6 +46,7 @@ class Sizes:
             "N": self.slots,
             "R": self.batch * self.marked,
             "C": self.bound,
+            "E": self.encoder,
         }
 
     @property
@@ -84,24 +86,26 @@ class Feed:
 
 @dataclasses.dataclass(frozen=True)
 class LeftOut:
-    """A feed that was not compared, and why."""
+    """A feed that was not compared, and why; its sizes where it is known what it holds."""
 
     feed: str
     reason: str
+    sizes: Sizes | None = None
 
 
-# Whole prompts, chunks behind a past, single tokens; lengths around block borders, and one of a few hundred.
+# Whole prompts, chunks behind a past, single tokens; lengths around block borders, and one of a few hundred. What an
+# encoder has read is as long as neither the tokens nor the keys.
 _PLANS: tuple[Sizes, ...] = (
-    Sizes(1, 5, 0),
-    Sizes(1, 1, 0),
-    Sizes(2, 5, 0, "left"),
-    Sizes(3, 5, 0, "right"),
-    Sizes(1, 3, 4),
-    Sizes(1, 1, 7),
-    Sizes(2, 1, 6, "left"),
-    Sizes(2, 4, 6, "left"),
-    Sizes(2, 23, 9, "right"),
-    Sizes(1, 200, 0),
+    Sizes(1, 5, 0, encoder=7),
+    Sizes(1, 1, 0, encoder=4),
+    Sizes(2, 5, 0, "left", encoder=3),
+    Sizes(3, 5, 0, "right", encoder=9),
+    Sizes(1, 3, 4, encoder=6),
+    Sizes(1, 1, 7, encoder=2),
+    Sizes(2, 1, 6, "left", encoder=11),
+    Sizes(2, 4, 6, "left", encoder=5),
+    Sizes(2, 23, 9, "right", encoder=13),
+    Sizes(1, 200, 0, encoder=17),
 )
 
 
@@ -124,11 +128,12 @@ def make_feeds(signature: Signature, seed: int, *, pad_position: int | None = No
         if sizes is None or sizes in taken:
             continue
         taken.add(sizes)
+        name = f"{sizes.name}-e{sizes.encoder}" if _has_encoder(signature) else sizes.name
         reason = _unsupported(sizes, signature)
         if reason:
-            left_out.append(LeftOut(sizes.name, reason))
+            left_out.append(LeftOut(name, reason, sizes))
             continue
-        feeds.append(Feed(sizes.name, sizes, seed, Draw(signature, sizes, seed, number, pad_position)))
+        feeds.append(Feed(name, sizes, seed, Draw(signature, sizes, seed, number, pad_position)))
     return feeds, left_out
 
 
@@ -163,7 +168,14 @@ def _fit(plan: Sizes, signature: Signature) -> Sizes | None:
     if padding == "left" and has_slots and not signature.having(Role.MASK, Role.MASK_ND):
         # Without a mask the positions are the slots: two tokens of a row must not have one position.
         padding = "none"
-    return Sizes(batch, length, past, padding if batch > 1 else "none", slots)
+    padding = padding if batch > 1 else "none"
+    if not _has_encoder(signature):
+        return Sizes(batch, length, past, padding, slots)
+    return Sizes(batch, length, past, padding, slots, fixed.get("E", plan.encoder))
+
+
+def _has_encoder(signature: Signature) -> bool:
+    return bool(signature.having(Role.ENCODER_MASK, Role.ENCODER_STATES))
 
 
 def _can_pad(signature: Signature) -> bool:

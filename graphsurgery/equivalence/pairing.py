@@ -6,12 +6,17 @@ Alphabet: B batch, S query length, N rows kept.
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphsurgery.contracts import CONTRACTS_KEY, RowSelection, parse_contracts
+from graphsurgery.contracts import (
+    CONTRACTS_KEY,
+    EXACT_OUTPUTS_KEY,
+    RowSelection,
+    parse_contracts,
+    parse_exact_outputs,
+)
 from graphsurgery.equivalence.roles import INTEGERS, Role, Signature, letter_of
 from graphsurgery.renames import RENAMED_KEY, parse_renames
 
@@ -23,17 +28,15 @@ if TYPE_CHECKING:
     from graphsurgery.equivalence.feeds import Array
 
 __all__ = [
-    "EXACT_KEY",
     "Pair",
     "Pairing",
     "apply_contracts",
     "candidates",
+    "misread_masks",
     "pair_outputs",
     "renamed_inputs",
     "with_row_inputs",
 ]
-
-EXACT_KEY = "graphsurgery.exact_outputs"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +126,7 @@ def pair_outputs(reference: onnx.ModelProto, rewritten: onnx.ModelProto) -> Pair
     if tuple(map(known.as_reference, made[: len(before)])) == before:
         made = made[len(before) :]
     made = tuple(map(known.contract, made))
-    exact = set(json.loads(_metadata(rewritten).get(EXACT_KEY, "[]")))
+    exact = parse_exact_outputs(_metadata(rewritten).get(EXACT_OUTPUTS_KEY))
     theirs = [value.name for value in reference.graph.output]
     ours = [value.name for value in rewritten.graph.output]
     names = dict.fromkeys(theirs)
@@ -165,9 +168,28 @@ def with_row_inputs(signature: Signature, reference: Signature, contracts: Seque
     return dataclasses.replace(signature, inputs=tuple(specs))
 
 
+def misread_masks(contracts: Sequence[RowSelection], signature: Signature) -> list[str]:
+    """One sentence for each contract that finds the last token in a mask that tells nothing of tokens."""
+    wrong = {spec.name for spec in signature.having(Role.ENCODER_MASK)}
+    return [
+        f"output {contract.output} keeps the rows that {contract.source} tells, which is a mask of the encoder:"
+        f" it says nothing of the tokens in {contract.sequence}"
+        for contract in contracts
+        if contract.index == "mask" and contract.source in wrong
+    ]
+
+
 def apply_contracts(contracts: Sequence[RowSelection], value: Array, feeds: Mapping[str, Array]) -> Array:
-    """What the rewritten output must hold, from the reference output ``value``."""
+    """What the rewritten output must hold, from the reference output ``value``.
+
+    Raises:
+        ValueError: a mask has fewer columns than there are tokens.
+    """
     for contract in contracts:
+        length = feeds[contract.sequence].shape[contract.sequence_axis]
+        if contract.index == "mask" and contract.source is not None and feeds[contract.source].shape[1] < length:
+            columns = feeds[contract.source].shape[1]
+            raise ValueError(f"{contract.source} has {columns} columns for {length} tokens")
         value = contract.apply(value, feeds)
     return value
 

@@ -1,7 +1,7 @@
 """What inputs and outputs of a language model may stand for, and which of their axes are which.
 
 Alphabet: B batch, S query length, P past, T = P + S keys, N slots of a fixed-size cache, C slots that are read of it,
-H hidden size, V vocabulary.
+E what an encoder has read, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class Role(enum.Enum):
     KEEP = "number of logits to keep"
     BEAMS = "batch rows to take caches from"
     BRANCH = "whether a cache is given"
+    ENCODER_MASK = "attention mask of the encoder [B, E]"
+    ENCODER_STATES = "hidden states of the encoder [B, E, H]"
     GRID = "image grid"
     ROW_INDEX = "rows to keep"
     BOUND = "as long as the part of the caches to be read"
@@ -99,7 +101,7 @@ class Signature:
     Attributes:
         inputs: in the order of the graph, without inputs that have an initializer.
         outputs: in the order of the graph.
-        letters: dim symbol to ``B``, ``S``, ``P``, ``T``, ``N`` or ``C``.
+        letters: dim symbol to ``B``, ``S``, ``P``, ``T``, ``N``, ``C`` or ``E``.
         fixed: letter to size, for what is declared as a number.
         fused_attention: the model holds GroupQueryAttention, whose kernel takes fewer kinds of batch.
         half: the model computes in float16.
@@ -147,7 +149,7 @@ def sequence_axis(spec: InputSpec) -> int | None:
 
 
 def axis_letters(spec: InputSpec) -> tuple[str | None, ...]:
-    """Which of B, S, P, T, N, C each axis is, as far as the role tells; None elsewhere."""
+    """Which of B, S, P, T, N, C, E each axis is, as far as the role tells; None elsewhere."""
     rank = len(spec.dims)
     match spec.role:
         case Role.TOKENS:
@@ -169,6 +171,8 @@ def axis_letters(spec: InputSpec) -> tuple[str | None, ...]:
             return ("B", *[None] * (rank - 1))
         case Role.BOUND:
             return ("C",)
+        case Role.ENCODER_MASK | Role.ENCODER_STATES:
+            return ("B", "E", None)[:rank]
         case _:
             return (None,) * rank
 
@@ -188,7 +192,10 @@ def letters_and_sizes(specs: Sequence[InputSpec]) -> tuple[dict[str, str], dict[
     letters: dict[str, str] = {}
     fixed: dict[str, int] = {}
     # The sequence input decides first: a mask as long as the sequence itself has no past.
-    order = (Role.TOKENS, Role.EMBEDS, Role.POSITIONS, Role.SLOTS, Role.CACHE)
+    order = (
+        *(Role.TOKENS, Role.EMBEDS, Role.POSITIONS, Role.ENCODER_MASK, Role.ENCODER_STATES),
+        *(Role.SLOTS, Role.CACHE),
+    )
     for spec in sorted(specs, key=lambda spec: order.index(spec.role) if spec.role in order else len(order)):
         for dim, letter in zip(spec.dims, axis_letters(spec), strict=True):
             if letter is None:
@@ -208,8 +215,8 @@ def letters_and_sizes(specs: Sequence[InputSpec]) -> tuple[dict[str, str], dict[
 
 
 def letter_of(dim: Dim, letters: Mapping[str, str]) -> str | None:
-    """The letter (``B``, ``S``, ``P``, ``T``, ``N``, or ``BS`` for B*S rows) that a declared dim works out to."""
-    sizes = {"B": 7, "S": 1009, "P": 100_003, "T": 101_012, "N": 1_000_003}
+    """The letter (``B``, ``S``, ``P``, ``T``, ``N``, ``C``, ``E``, or ``BS`` for B*S rows) that a declared dim works out to."""
+    sizes = {"B": 7, "S": 1009, "P": 100_003, "T": 101_012, "N": 1_000_003, "C": 10_000_019, "E": 20_000_003}
     value = evaluate(dim, {symbol: sizes[letter] for symbol, letter in letters.items()})
     if value is None or isinstance(dim, int):
         return None

@@ -33,6 +33,7 @@ __all__ = [
     "Settings",
     "Store",
     "available_memory",
+    "declares_wrong_dims",
     "has_racing_scatter",
     "one_line",
     "require_runtime",
@@ -90,11 +91,13 @@ class Settings:
         optimized: at ONNX Runtime's default optimisation level instead of none.
         threads: intra-op threads.
         prepack: let kernels keep a second, re-ordered copy of constant weights.
+        reuse: let values share memory by the dims that the file declares for them.
     """
 
     optimized: bool = False
     threads: int = 2
     prepack: bool = True
+    reuse: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +142,7 @@ class Session:
         options.graph_optimization_level = level.ORT_ENABLE_ALL if settings.optimized else level.ORT_DISABLE_ALL
         options.intra_op_num_threads = settings.threads
         options.inter_op_num_threads = 1
+        options.enable_mem_reuse = settings.reuse
         # Errors come as exceptions; its warnings about fusions are no business of the user.
         options.log_severity_level = 4
         if not settings.prepack:
@@ -177,6 +181,11 @@ class Session:
         except Exception as error:  # the binding raises bare RuntimeError subclasses
             raise RunError(one_line(error)) from error
         return dict(zip(self._outputs, values, strict=True))
+
+
+def declares_wrong_dims(failure: str) -> bool:
+    """Whether a model failed on a feed only because values that it declares to be of one size are not."""
+    return "attempting to re-use buffer" in failure
 
 
 def _located(proto: onnx.ModelProto, folder: Path) -> tuple[onnx.ModelProto, Path]:

@@ -13,6 +13,7 @@ import onnx
 
 from graphsurgery.equivalence.caches import classify_cache, ring_outputs
 from graphsurgery.equivalence.dims import declared_dims
+from graphsurgery.equivalence.inferring import Inferred
 from graphsurgery.equivalence.protos import Scope
 from graphsurgery.equivalence.roles import FLOATS, INTEGERS, InputSpec, OutputSpec, Role, Signature, letters_and_sizes
 
@@ -34,7 +35,7 @@ _IDS_THROUGH = dict.fromkeys(
 
 def read_signature(proto: onnx.ModelProto) -> Signature:
     """Read the signature of a model; weights are not looked at."""
-    scope = Scope.of(proto)
+    scope, inferred = Scope.of(proto), Inferred(proto)
     stored = {tensor.name for tensor in proto.graph.initializer}
     outputs = tuple(
         OutputSpec(value.name, value.type.tensor_type.elem_type, declared_dims(value)) for value in proto.graph.output
@@ -46,8 +47,8 @@ def read_signature(proto: onnx.ModelProto) -> Signature:
         spec = InputSpec(
             value.name, value.type.tensor_type.elem_type or _T.FLOAT, declared_dims(value) or (), Role.UNKNOWN
         )
-        specs.append(_classify(_anonymous(spec), scope, outputs))
-    specs = _with_marked(_with_sequence(specs))
+        specs.append(_classify(_anonymous(spec), scope, outputs, inferred))
+    specs = _with_encoder(_with_marked(_with_sequence(specs)))
     letters, fixed = letters_and_sizes(specs)
     kinds = {node.op_type for node in proto.graph.node} | {n.op_type for f in proto.functions for n in f.node}
     return Signature(
@@ -103,7 +104,7 @@ _SCALARS: tuple[tuple[str, Role], ...] = (
 )
 
 
-def _classify(spec: InputSpec, scope: Scope, outputs: Sequence[OutputSpec]) -> InputSpec:
+def _classify(spec: InputSpec, scope: Scope, outputs: Sequence[OutputSpec], inferred: Inferred) -> InputSpec:
     name, rank = spec.name.lower(), len(spec.dims)
     role = Role.UNKNOWN
     if "mask" in name and rank in (2, 3, 4):
@@ -121,7 +122,7 @@ def _classify(spec: InputSpec, scope: Scope, outputs: Sequence[OutputSpec]) -> I
     elif spec.elem_type in FLOATS and re.search(r"inputs_embeds$|^hidden_states$", name) and rank in (2, 3):
         role = Role.EMBEDS
     elif spec.elem_type in FLOATS and rank >= 3:
-        return classify_cache(spec, scope, outputs)
+        return classify_cache(spec, scope, outputs, inferred)
     limit = _table_rows(spec, scope) if spec.elem_type in INTEGERS and rank else None
     return dataclasses.replace(spec, role=role, limit=limit)
 
@@ -181,6 +182,27 @@ def _with_marked(specs: list[InputSpec]) -> list[InputSpec]:
         else spec
         for spec in specs
     ]
+
+
+def _with_encoder(specs: list[InputSpec]) -> list[InputSpec]:
+    """A mask that is named after an encoder is as long as what that has read, and so are the float ``[B, E, H]`` beside."""
+    tokens = {spec.dims[-1] for spec in specs if spec.role is Role.TOKENS}
+    tokens |= {spec.dims[-2] for spec in specs if spec.role is Role.EMBEDS and len(spec.dims) > 1}
+
+    def named(spec: InputSpec, axis: int) -> bool:
+        return "encoder" in spec.name.lower() and not (isinstance(spec.dims[axis], str) and spec.dims[axis] in tokens)
+
+    masks = {spec.name: spec.dims[1] for spec in specs if spec.role is Role.MASK and named(spec, 1)}
+
+    def role(spec: InputSpec) -> Role:
+        if spec.name in masks:
+            return Role.ENCODER_MASK
+        floats = spec.role in (Role.UNKNOWN, Role.STATE) and spec.elem_type in FLOATS and len(spec.dims) == 3
+        if floats and (named(spec, 1) or (isinstance(spec.dims[1], str) and spec.dims[1] in masks.values())):
+            return Role.ENCODER_STATES
+        return spec.role
+
+    return [dataclasses.replace(spec, role=role(spec)) for spec in specs]
 
 
 def merge(reference: Signature, rewritten: Signature) -> Signature:

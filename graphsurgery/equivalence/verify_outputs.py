@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
+from graphsurgery.equivalence.coverage import coverage_warning, uncovered_kinds
 from graphsurgery.equivalence.declared import declared_warnings
 from graphsurgery.equivalence.feeds import Feed, LeftOut, make_feeds
 from graphsurgery.equivalence.given import given_feeds
 from graphsurgery.equivalence.judging import Bench, Judgement, excuse, judge
-from graphsurgery.equivalence.pairing import Pairing, pair_outputs, renamed_inputs, with_row_inputs
+from graphsurgery.equivalence.pairing import Pairing, misread_masks, pair_outputs, renamed_inputs, with_row_inputs
 from graphsurgery.equivalence.preparing import Prepared, prepare
 from graphsurgery.equivalence.roles import Role, Signature
-from graphsurgery.equivalence.running import LoadError, Settings, Store, run_all
+from graphsurgery.equivalence.running import LoadError, Settings, Store, declares_wrong_dims, run_all
 from graphsurgery.equivalence.signature import merge, read_signature
 from graphsurgery.equivalence.verify_report import FeedReport, OutputReport, VerifyReport
 from graphsurgery.errors import CannotCheckError
@@ -85,6 +86,7 @@ class _Check:
         self.rewritten = read_signature(prepared.protos[1])
         self.renamed: dict[str, str] = self._renamed_inputs()
         self.signature = self._signature()
+        self.reasons += misread_masks([c for pair in self.pairing.pairs for c in pair.contracts], self.signature)
         self.feeds, self.left_out = self._feeds(given)
         self.steps, self.done = len(self.feeds) * (4 if opt_level_check else 2), 0
 
@@ -154,9 +156,11 @@ class _Check:
             self.reasons += verdict.reasons
             if self.opt_level_check and not self.reasons:
                 outputs += self._default_level(first)
+        uncovered = self._uncovered(numbers)
         return dataclasses.replace(
             self.report,
             status="different" if self.reasons else "equal",
+            uncovered=uncovered,
             reasons=tuple(self.reasons),
             threads=settings.threads,
             outputs=tuple(outputs),
@@ -169,6 +173,14 @@ class _Check:
             warnings=tuple(self.warnings),
             notes=tuple(self.notes),
         )
+
+    def _uncovered(self, numbers: list[int]) -> tuple[str, ...]:
+        lost = [each.sizes for each in self.left_out if each.sizes is not None]
+        kinds = uncovered_kinds([self.feeds[number].sizes for number in numbers], lost) if numbers else ()
+        warning = coverage_warning(kinds)
+        if warning:
+            self.warnings.append(warning)
+        return kinds
 
     def _changed_inputs(self) -> list[str]:
         """Inputs of another type or rank than the reference's: no feed fits both models."""
@@ -199,7 +211,21 @@ class _Check:
         """Run the reference, then the rewritten model; numbers of the feeds that both ran on."""
         ours = [self._as_reference(feed) for feed in self.feeds]
         failed = run_all(models[0], settings, ours, first, lambda name: self._step(f"reference {name}"))
-        self.left_out += [LeftOut(self.feeds[n].name, f"the reference fails: {why}") for n, why in failed.items()]
+        stale = [number for number, why in failed.items() if declares_wrong_dims(why)]
+        if stale:
+            self.warnings.append(
+                "the reference declares one size for values that differ in size, on which ONNX Runtime fails:"
+                " both models were run without sharing memory between values"
+            )
+            settings = dataclasses.replace(settings, reuse=False)
+            self.steps += len(stale)
+            step = lambda name: self._step(f"reference {name}")  # noqa: E731
+            for number in stale:
+                del failed[number]
+            failed |= run_all(models[0], settings, [ours[number] for number in stale], first, step, stale)
+        self.left_out += [
+            LeftOut(self.feeds[n].name, f"the reference fails: {why}", self.feeds[n].sizes) for n, why in failed.items()
+        ]
         if len(failed) == len(self.feeds):
             return []
         kept = [number for number in range(len(self.feeds)) if number not in failed]

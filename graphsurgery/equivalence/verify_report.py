@@ -25,6 +25,8 @@ __all__ = [
 
 SCHEMA = 1
 Status = Literal["equal", "different", "unchecked"]
+# Lines of one kind that are printed when nobody asks for more.
+_FEW = 3
 _EXIT_CODES: dict[Status, int] = {"equal": 0, "different": 1, "unchecked": 5}
 
 
@@ -83,6 +85,7 @@ class VerifyReport:
         outputs: the worst of each output.
         feeds: feeds that were compared.
         left_out: feeds that were not, and why.
+        uncovered: kinds of feeds, such as ``past``, of which every one was left out.
         routers: names of the routers whose choices were compared.
         tie_flips: rows whose choice of experts flipped at a near-tie.
         routed_rows: rows whose choice was compared, over all routers and feeds.
@@ -117,6 +120,7 @@ class VerifyReport:
     steps: int = 0
     prompts: tuple[PromptReport, ...] = ()
     token_differences: tuple[TokenDifference, ...] = ()
+    uncovered: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -148,12 +152,23 @@ class VerifyReport:
             return f"different: {self.reasons[0]}{more}"
         if self.depth == "generate":
             decoded = sum(len(row) for prompt in self.prompts for row in prompt.tokens)
-            return f"equal: {decoded} tokens behind {len(self.prompts)} prompts (seed {self.seed})"
+            return f"equal: {decoded} tokens behind {len(self.prompts)} prompts (seed {self.seed}){self._left_out()}"
         count = len({output.name for output in self.outputs})
-        return f"equal: {count} outputs on {len(self.feeds)} feeds (seed {self.seed})"
+        return f"equal: {count} outputs on {len(self.feeds)} feeds (seed {self.seed}){self._left_out()}"
 
-    def render(self, console: Console) -> None:
-        """Print tables of outputs and feeds, then what was assumed, left out and found wrong."""
+    def _left_out(self) -> str:
+        if not self.left_out:
+            return ""
+        kinds = ", ".join(f"no {kind}" for kind in self.uncovered)
+        return f" ({len(self.left_out)} left out{': ' + kinds if kinds else ''})"
+
+    def render(self, console: Console, *, verbose: bool = False) -> None:
+        """Print tables of outputs and feeds, then what was assumed, left out and found wrong.
+
+        Args:
+            console: where to.
+            verbose: every feed with its sizes, every feed that was left out, and every note; else the first few.
+        """
         from rich.table import Table
         from rich.text import Text
 
@@ -167,6 +182,11 @@ class VerifyReport:
                 error = f"{output.error:.1e}" if output.error else "0"
                 table.add_row(Text(name), output.level, output.dtype, error, limit, output.feed, Text(where), verdict)
             console.print(table)
+        if self.feeds and verbose:
+            table = Table("feed", "B", "S", "P", "padding", title=None)
+            for feed in self.feeds:
+                table.add_row(Text(feed.name), str(feed.batch), str(feed.length), str(feed.past), feed.padding)
+            console.print(table)
         if self.feeds:
             listed = ", ".join(feed.name for feed in self.feeds)
             console.print(f"feeds (seed {self.seed}, {self.threads} threads): {listed}", markup=False, highlight=False)
@@ -176,19 +196,27 @@ class VerifyReport:
                 f"prompts (seed {self.seed}, {self.threads} threads): {listed}", markup=False, highlight=False
             )
         print_differences(self.token_differences, console)
-        lines = [f"left out: {each.feed}: {each.reason}" for each in self.left_out]
+        lines = _shortened([f"left out: {each.feed}: {each.reason}" for each in self.left_out], verbose)
         if self.routers:
             lines.append(
                 f"routers: {len(self.routers)}, {self.routed_rows} choices compared, {self.tie_flips} flipped at a tie,"
                 f" {self.excluded_rows} token rows left out for it"
             )
-        lines += [f"note: {note}" for note in self.notes]
+        lines += _shortened([f"note: {note}" for note in self.notes], verbose)
         lines += [f"warning: {warning}" for warning in self.warnings]
         lines += [f"{self.status}: {reason}" for reason in self.reasons]
         if self.status == "equal":
             lines.append(self.summary())
         for line in lines:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _shortened(lines: list[str], verbose: bool) -> list[str]:
+    """The first few lines, and how many more there are."""
+    if verbose or len(lines) <= _FEW + 1:
+        return lines
+    kind = lines[0].partition(":")[0]
+    return [*lines[:_FEW], f"{kind}: {len(lines) - _FEW} more, listed with -v"]
 
 
 def _finite(value: Any) -> Any:

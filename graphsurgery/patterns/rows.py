@@ -155,6 +155,9 @@ def batch_axis_of(shape: tuple[Dim, ...], rows: RowAxis, tokens: TokenInput) -> 
     if tokens.batch is None or rows.flat:
         return None
     near = [axis for axis in (rows.axis - 1, rows.axis + 1) if 0 <= axis < len(shape)]
+    if len(shape) > 3 and rows.axis > 1:
+        # [B, H, S, D]: there may be as many heads as batch rows.
+        near.insert(0, 0)
     far = [axis for axis in range(len(shape)) if axis not in near and axis != rows.axis]
     # A size that nobody knows may be 1: it is not taken for the batch.
     batches = (tokens.batch, *tokens.batch_aliases)

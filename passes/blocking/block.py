@@ -185,18 +185,21 @@ class Block:
         if self._of.plan.skip == "where":
             return self._chosen(needed, self._all_lanes(lanes, columns), known)
         computed, passed = self._rewrite.body("needed", ()), self._rewrite.body("not_needed", ())
-        with self._rewrite.inside(computed):
-            computed.outputs.extend(item for state in self._all_lanes(lanes, columns) for item in state.parts())
-        with self._rewrite.inside(passed):
-            for state in known:
-                passed.outputs.extend(
-                    self._rewrite.emit("Identity", [item], name="as_before", dtype=_FLOAT) for item in state.parts()
-                )
+        for body, states in ((computed, None), (passed, known)):
+            with self._rewrite.inside(body):
+                made = self._all_lanes(lanes, columns) if states is None else states
+                body.outputs.extend(self._returned(item, body) for state in made for item in state.parts())
         bodies = {"then_branch": computed, "else_branch": passed}
         outputs = self._rewrite.emit_holder("If", [needed], bodies, name="if_needed", outputs=3 * len(known))
         for value in outputs:
             value.type = ir.TensorType(_FLOAT)
         return [State(*outputs[place : place + 3]) for place in range(0, len(outputs), 3)]
+
+    def _returned(self, value: ir.Value, body: ir.Graph) -> ir.Value:
+        """``value`` as an output of a branch, which may not be a value from outside it."""
+        if value.graph is body:
+            return value
+        return self._rewrite.emit("Identity", [value], name="as_before", dtype=_FLOAT)
 
     def _chosen(self, needed: ir.Value, new: list[State], old: list[State]) -> list[State]:
         """The new statistics where the block was needed, else the old ones."""

@@ -12,13 +12,13 @@ from graphsurgery.analysis.dim_equations import DimSolver, Equation
 from graphsurgery.analysis.dims import evaluate, free_names, symbol
 from graphsurgery.analysis.folding import plan_folding
 from graphsurgery.analysis.shapes import shapes_of
-from graphsurgery.declared_shapes import redeclare
+from graphsurgery.editing.declared_shapes import redeclare
+from graphsurgery.editing.shape_folding import apply_folding
 from graphsurgery.errors import InputRefusedError, UsageError
 from graphsurgery.pass_base import Pass, count_nodes, unknown_name
 from graphsurgery.patterns.roles import ROLES, SizeRole, SizeRoles, find_size_roles
 from graphsurgery.patterns.site import Site
 from graphsurgery.rewrite import Rewrite
-from graphsurgery.shape_folding import apply_folding
 from graphsurgery.site_report import PassReport, SiteReport
 
 if TYPE_CHECKING:

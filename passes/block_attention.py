@@ -9,6 +9,8 @@ import onnx_ir as ir
 
 from graphsurgery.analysis.shapes import Shapes, shapes_of
 from graphsurgery.analysis.slices import runs_along
+from graphsurgery.editing.row_numbers import dim_name
+from graphsurgery.editing.spans import legal_blocks
 from graphsurgery.errors import UsageError
 from graphsurgery.pass_base import Pass
 from graphsurgery.passes.blocking.budget import Budget
@@ -20,9 +22,7 @@ from graphsurgery.patterns.masks import Mask, find_mask
 from graphsurgery.patterns.matcher import GraphIndex
 from graphsurgery.patterns.site import Refusal, Site
 from graphsurgery.rewrite import Rewrite
-from graphsurgery.row_numbers import dim_name
 from graphsurgery.site_report import Detail, PassReport, SiteReport
-from graphsurgery.spans import legal_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

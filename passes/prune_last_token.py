@@ -11,6 +11,10 @@ from graphsurgery.analysis.cones import Cone, join
 from graphsurgery.analysis.shapes import Shapes, shapes_of
 from graphsurgery.analysis.slices import Blocked
 from graphsurgery.contracts import IndexMode, RowSelection, read_contracts, write_contracts
+from graphsurgery.editing.row_depths import Target, depths_of
+from graphsurgery.editing.row_edit import prune_cone, unplaced
+from graphsurgery.editing.row_numbers import RowNumbers, RowPlan, dim_name
+from graphsurgery.editing.row_selection import Placement, RowSelector, lowest_opset
 from graphsurgery.errors import UsageError
 from graphsurgery.names import Names
 from graphsurgery.pass_base import Pass
@@ -26,10 +30,6 @@ from graphsurgery.patterns.lm_head import LMHead, find_lm_heads, is_named_logits
 from graphsurgery.patterns.matcher import GraphIndex
 from graphsurgery.patterns.site import Refusal, Site
 from graphsurgery.rewrite import Rewrite
-from graphsurgery.row_depths import Target, depths_of
-from graphsurgery.row_edit import prune_cone, unplaced
-from graphsurgery.row_numbers import RowNumbers, RowPlan, dim_name
-from graphsurgery.row_selection import Placement, RowSelector, lowest_opset
 from graphsurgery.site_report import Detail, PassReport, SiteReport
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import onnx_ir as ir
 import pytest
 
 from graphsurgery.analysis.dims import Dim, parse_dim
-from graphsurgery.declared_shapes import redeclare
+from graphsurgery.editing.declared_shapes import redeclare
 
 
 def shape(*texts: str | int) -> tuple[Dim, ...]:

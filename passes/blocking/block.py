@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir as ir
 
+from graphsurgery.editing.spans import Bound, Span, as_value, blocks_of, least
 from graphsurgery.passes.blocking.plan import Heads, State
 from graphsurgery.patterns.attention import regroups_heads
 from graphsurgery.patterns.matcher import is_op
-from graphsurgery.spans import Bound, Span, as_value, blocks_of, least
 
 if TYPE_CHECKING:
     from graphsurgery.passes.blocking.site_writer import SiteWriter

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from graphsurgery.analysis.dims import Dim
     from graphsurgery.analysis.shapes import Shapes
+    from graphsurgery.editing.slice_pushing import Cuts, SlicePusher
+    from graphsurgery.editing.spans import Span
     from graphsurgery.rewrite import Rewrite
-    from graphsurgery.slice_pushing import Cuts, SlicePusher
-    from graphsurgery.spans import Span
 
 __all__ = ["ColumnSums"]
 

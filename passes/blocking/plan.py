@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from graphsurgery.analysis.shapes import ShapeView
+    from graphsurgery.editing.spans import Span
     from graphsurgery.patterns.attention import AttentionSite
     from graphsurgery.patterns.masks import Mask
-    from graphsurgery.spans import Span
 
 __all__ = ["BlockPlan", "Heads", "State", "chain_operands", "keys_blockable", "row_guard", "unclear_operand"]
 

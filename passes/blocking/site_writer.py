@@ -9,11 +9,11 @@ import numpy as np
 import onnx_ir as ir
 
 from graphsurgery.analysis.slices import runs_along
+from graphsurgery.editing.slice_pushing import Cuts, cut
+from graphsurgery.editing.spans import TO_END, Span, as_value, blocks_of, least
 from graphsurgery.passes.blocking.block import Block
 from graphsurgery.passes.blocking.column_sums import ColumnSums
 from graphsurgery.passes.blocking.plan import BlockPlan, Heads
-from graphsurgery.slice_pushing import Cuts, cut
-from graphsurgery.spans import TO_END, Span, as_value, blocks_of, least
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir as ir
 
+from graphsurgery.editing.slice_pushing import Cuts, SlicePusher, cut
+from graphsurgery.editing.spans import Bound, Sizes, Span, as_value, blocks_of
 from graphsurgery.passes.blocking.plan import BlockPlan, row_guard
 from graphsurgery.passes.blocking.site_writer import SiteWriter
 from graphsurgery.patterns.masks import LOW, Mask
-from graphsurgery.slice_pushing import Cuts, SlicePusher, cut
-from graphsurgery.spans import Bound, Sizes, Span, as_value, blocks_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +72,7 @@ class BlockWriter:
         return [value.name or "" for value in pusher.finished] if pusher is not None else []
 
     def bound(self, size: Dim, seen_on: tuple[ir.Value, int]) -> Bound:
-        """A size as a bound: see :meth:`graphsurgery.spans.Sizes.bound`."""
+        """A size as a bound: see :meth:`graphsurgery.editing.spans.Sizes.bound`."""
         return self._sizes.bound(size, seen_on)
 
     def few_rows(self, site: AttentionSite, limit: int) -> ir.Value:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import onnx_ir as ir
 
 from graphsurgery.analysis.slices import Blocked, RowAxis, lift, runs_along
-from graphsurgery.spans import Span, as_value
+from graphsurgery.editing.spans import Span, as_value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

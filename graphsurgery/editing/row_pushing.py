@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from graphsurgery.analysis.slices import Blocked, Lift, lift
+from graphsurgery.editing.row_selection import Placement, place
 from graphsurgery.patterns.rows import may_be
-from graphsurgery.row_selection import Placement, place
 
 if TYPE_CHECKING:
     from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.analysis.slices import RowAxis
+    from graphsurgery.editing.row_selection import RowSelector
     from graphsurgery.patterns.interface import TokenInput
     from graphsurgery.rewrite import Rewrite
-    from graphsurgery.row_selection import RowSelector
 
 __all__ = ["RowPusher"]
 

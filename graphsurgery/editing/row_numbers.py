@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from graphsurgery.analysis.dims import Unknown
-from graphsurgery.versioned_ops import INT64_MAX, reduce_max, reshape, slice_axis, unsqueeze
+from graphsurgery.editing.versioned_ops import INT64_MAX, reduce_max, reshape, slice_axis, unsqueeze
 
 if TYPE_CHECKING:
     from collections.abc import Callable

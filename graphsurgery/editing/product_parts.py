@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from graphsurgery.row_numbers import dim_name
+from graphsurgery.editing.row_numbers import dim_name
 
 if TYPE_CHECKING:
     from graphsurgery.analysis.shapes import ShapeView
+    from graphsurgery.editing.row_selection import Placement, RowSelector
     from graphsurgery.rewrite import Rewrite
-    from graphsurgery.row_selection import Placement, RowSelector
 
 __all__ = ["write_out"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from graphsurgery.editing.row_numbers import dim_name
+from graphsurgery.editing.versioned_ops import INT64_MAX, slice_axis, squeeze, unsqueeze
 from graphsurgery.patterns.rows import batch_axis_of
-from graphsurgery.row_numbers import dim_name
-from graphsurgery.versioned_ops import INT64_MAX, slice_axis, squeeze, unsqueeze
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.analysis.slices import RowAxis
     from graphsurgery.contracts import IndexMode
+    from graphsurgery.editing.row_numbers import RowNumbers
     from graphsurgery.patterns.interface import TokenInput
     from graphsurgery.rewrite import Rewrite
-    from graphsurgery.row_numbers import RowNumbers
 
 __all__ = ["Placement", "RowSelector", "lowest_opset", "place"]
 

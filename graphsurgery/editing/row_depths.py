@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from graphsurgery.analysis.cones import Cone, Edge, climb, join, outside_readers
 from graphsurgery.analysis.deep_cones import deepen
 from graphsurgery.analysis.slices import Blocked, Lift, RowAxis, lift
+from graphsurgery.editing.row_edit import unplaced
+from graphsurgery.editing.row_selection import place
 from graphsurgery.patterns.dynamic_products import is_dynamic_product
 from graphsurgery.patterns.hidden_output import HiddenOutput
 from graphsurgery.patterns.lm_head import LMHead
 from graphsurgery.patterns.matcher import GraphIndex
-from graphsurgery.row_edit import unplaced
-from graphsurgery.row_selection import place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

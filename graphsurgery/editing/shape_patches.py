@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from graphsurgery.analysis._row_sizes import row_entry, row_picks
 from graphsurgery.analysis._row_types import Context
-from graphsurgery.versioned_ops import INT64_MAX, slice_axis
+from graphsurgery.editing.versioned_ops import INT64_MAX, slice_axis
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from graphsurgery.analysis.cones import size_readers
+from graphsurgery.editing.product_parts import write_out
+from graphsurgery.editing.row_numbers import dim_name
+from graphsurgery.editing.row_pushing import RowPusher
+from graphsurgery.editing.row_selection import place
+from graphsurgery.editing.shape_patches import patch_operand, restore_size
 from graphsurgery.patterns.dynamic_products import is_dynamic_product
-from graphsurgery.product_parts import write_out
-from graphsurgery.row_numbers import dim_name
-from graphsurgery.row_pushing import RowPusher
-from graphsurgery.row_selection import place
-from graphsurgery.shape_patches import patch_operand, restore_size
 
 if TYPE_CHECKING:
     from graphsurgery.analysis.cones import Cone, Edge
     from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.analysis.slices import RowAxis
+    from graphsurgery.editing.row_selection import Placement, RowSelector
     from graphsurgery.patterns.interface import TokenInput
     from graphsurgery.rewrite import Rewrite
-    from graphsurgery.row_selection import Placement, RowSelector
 
 __all__ = ["place_edge", "prune_cone", "unplaced"]
 

@@ -34,15 +34,20 @@ _PASSES: Mapping[str, str] = {
 }
 
 
-def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
-    points = {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
-    own = {name: importlib.metadata.EntryPoint(name, value, ENTRY_POINT_GROUP) for name, value in _PASSES.items()}
-    return points | own
+def _foreign() -> dict[str, importlib.metadata.EntryPoint]:
+    return {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def _entry_point(name: str) -> importlib.metadata.EntryPoint | None:
+    # Looking at what is installed takes milliseconds, so only for a name that is not listed here.
+    if name in _PASSES:
+        return importlib.metadata.EntryPoint(name, _PASSES[name], ENTRY_POINT_GROUP)
+    return _foreign().get(name)
 
 
 def pass_names() -> list[str]:
     """The names of all passes: this package's own first, then those of other packages."""
-    return [*_PASSES, *sorted(set(_entry_points()) - set(_PASSES))]
+    return [*_PASSES, *sorted(set(_foreign()) - set(_PASSES))]
 
 
 def pass_type(name: str) -> type[Pass]:
@@ -53,7 +58,7 @@ def pass_type(name: str) -> type[Pass]:
     """
     from graphsurgery.pass_base import Pass, unknown_name
 
-    point = _entry_points().get(name)
+    point = _entry_point(name)
     if point is None:
         raise unknown_name("pass", name, pass_names())
     registered = f"Pass {name!r} is registered as {point.value!r}, which"

@@ -242,11 +242,25 @@ def test_renamed_inputs_are_fed_the_same(two, tmp_path):
     assert np.array_equal(ours["input_ids"], theirs["ids"])
 
 
-def test_a_skeleton_is_not_measured(fake, two, tmp_path):
+def test_a_skeleton_is_not_measured(fake, fixtures_dir, tmp_path):
     fake()
-    found = benchmark.bench_models(_pruned(two[0], tmp_path / "skeleton.onnx", "weights-to-inputs"), prefill=[4])
+    source = fixtures_dir / "genai_llama" / "model.onnx"
+    found = benchmark.bench_models(_pruned(source, tmp_path / "skeleton.onnx", "weights-to-inputs"), prefill=[4])
     assert found.problem == (
         "skeleton.onnx (A), prefill S=4, could not be measured: its weights are inputs: measure the model that holds them."
+    )
+
+
+def test_bfloat16_inputs_are_told(fake, two, tmp_path):
+    fake()
+    proto = onnx.ModelProto.FromString((tmp_path / "a.onnx").read_bytes())
+    cache = next(value for value in proto.graph.input if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT)
+    cache.type.tensor_type.elem_type = onnx.TensorProto.BFLOAT16
+    (tmp_path / "half.onnx").write_bytes(proto.SerializeToString())
+    found = benchmark.bench_models(tmp_path / "half.onnx", prefill=[4])
+    assert found.rows[0].a == NotMeasured(
+        "failed",
+        f"its input {cache.name} is bfloat16, which numpy cannot hold: export it with float16 or float32 inputs",
     )
 
 

@@ -9,6 +9,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
 
 from graphsurgery.equivalence.drawing import Draw
 from graphsurgery.equivalence.pairing import renamed_inputs, stated_contracts, with_row_inputs
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    import onnx
-
     from graphsurgery.equivalence.feeds import Array, Sizes
     from graphsurgery.equivalence.roles import Signature
 
@@ -30,6 +29,8 @@ __all__ = ["Subject", "read_subjects"]
 
 # Feeds are distinguished by number: of this one, row indices are the last rows and all logits are kept.
 _NUMBER = 0
+
+_BFLOAT16 = onnx.TensorProto.BFLOAT16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,4 +93,7 @@ def read_subjects(a: Path, b: Path | None) -> tuple[Subject, ...]:
 def _obstacle(proto: onnx.ModelProto, path: Path) -> str:
     if restored_proto(proto) is not None:
         return "its weights are inputs: measure the model that holds them"
+    unfed = next((value.name for value in proto.graph.input if value.type.tensor_type.elem_type == _BFLOAT16), None)
+    if unfed is not None:
+        return f"its input {unfed} is bfloat16, which numpy cannot hold: export it with float16 or float32 inputs"
     return missing_data(proto, path.parent) or ""

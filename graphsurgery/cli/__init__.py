@@ -19,7 +19,7 @@ _COMMANDS = {
     "inspect": "Show what a model is and what each pass would do with it.",
     "verify": "Check with ONNX Runtime that two models compute the same.",
     "diff": "Show what changed between two models, or two directories of models.",
-    "bench": "Measure latency and memory of a model, or of two against each other.",
+    "bench": "Measure latency and memory of a model, or of two side by side.",
     "passes": "List all passes and their options, or the passes of a recipe.",
 }
 

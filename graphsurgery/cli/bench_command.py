@@ -39,7 +39,7 @@ def _plot(_context: click.Context, _option: click.Parameter, path: Path | None) 
 _FORMS = (".json", ".csv", ".md")
 
 
-@click.command("bench", short_help="Measure latency and memory of a model, or of two against each other.")
+@click.command("bench", short_help="Measure latency and memory of a model, or of two side by side.")
 @click.argument("a", metavar="A", type=click.Path(path_type=Path))
 @click.argument("b", metavar="[B]", type=click.Path(path_type=Path), required=False)
 @click.option("--prefill", callback=_sizes, metavar="S,...", help="Lengths of prompts, or none. [default: 128,512]")

@@ -168,6 +168,9 @@ def _fit(plan: Sizes, signature: Signature) -> Sizes | None:
     if padding == "left" and has_slots and not signature.having(Role.MASK, Role.MASK_ND):
         # Without a mask the positions are the slots: two tokens of a row must not have one position.
         padding = "none"
+    if padding == "left" and signature.fused_attention and length == 1:
+        # Rows that GroupQueryAttention does not take so are full instead: a batch behind a past is not to be missed.
+        padding = "none"
     padding = padding if batch > 1 else "none"
     if not _has_encoder(signature):
         return Sizes(batch, length, past, padding, slots)

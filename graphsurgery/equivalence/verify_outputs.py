@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 
 __all__ = ["verify_outputs"]
 
+_NOT_SHARED = (
+    "the reference declares one size for values that differ in size, on which ONNX Runtime fails:"
+    " both models were run without sharing memory between values"
+)
+
 
 def verify_outputs(
     reference: Path,
@@ -210,19 +215,19 @@ class _Check:
     def _run_both(self, models: tuple[Model, Model], settings: Settings, first: Store, second: Store) -> list[int]:
         """Run the reference, then the rewritten model; numbers of the feeds that both ran on."""
         ours = [self._as_reference(feed) for feed in self.feeds]
-        failed = run_all(models[0], settings, ours, first, lambda name: self._step(f"reference {name}"))
+
+        def step(name: str) -> None:
+            self._step(f"reference {name}")
+
+        failed = run_all(models[0], settings, ours, first, step)
         stale = [number for number, why in failed.items() if declares_wrong_dims(why)]
         if stale:
-            self.warnings.append(
-                "the reference declares one size for values that differ in size, on which ONNX Runtime fails:"
-                " both models were run without sharing memory between values"
-            )
+            if _NOT_SHARED not in self.warnings:
+                self.warnings.append(_NOT_SHARED)
             settings = dataclasses.replace(settings, reuse=False)
             self.steps += len(stale)
-            step = lambda name: self._step(f"reference {name}")  # noqa: E731
-            for number in stale:
-                del failed[number]
-            failed |= run_all(models[0], settings, [ours[number] for number in stale], first, step, stale)
+            again = run_all(models[0], settings, [ours[number] for number in stale], first, step, stale)
+            failed = {number: why for number, why in failed.items() if number not in stale} | again
         self.left_out += [
             LeftOut(self.feeds[n].name, f"the reference fails: {why}", self.feeds[n].sizes) for n, why in failed.items()
         ]

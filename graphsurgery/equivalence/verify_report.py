@@ -152,15 +152,15 @@ class VerifyReport:
             return f"different: {self.reasons[0]}{more}"
         if self.depth == "generate":
             decoded = sum(len(row) for prompt in self.prompts for row in prompt.tokens)
-            return f"equal: {decoded} tokens behind {len(self.prompts)} prompts (seed {self.seed}){self._left_out()}"
+            return f"equal: {decoded} tokens behind {len(self.prompts)} prompts (seed {self.seed}{self._left_out()})"
         count = len({output.name for output in self.outputs})
-        return f"equal: {count} outputs on {len(self.feeds)} feeds (seed {self.seed}){self._left_out()}"
+        return f"equal: {count} outputs on {len(self.feeds)} feeds (seed {self.seed}{self._left_out()})"
 
     def _left_out(self) -> str:
         if not self.left_out:
             return ""
         kinds = ", ".join(f"no {kind}" for kind in self.uncovered)
-        return f" ({len(self.left_out)} left out{': ' + kinds if kinds else ''})"
+        return f"; {len(self.left_out)} left out{': ' + kinds if kinds else ''}"
 
     def render(self, console: Console, *, verbose: bool = False) -> None:
         """Print tables of outputs and feeds, then what was assumed, left out and found wrong.

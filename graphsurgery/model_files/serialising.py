@@ -58,6 +58,10 @@ def paused_gc() -> Iterator[None]:
         yield
     finally:
         if enabled:
+            # What was made goes to the oldest generation unseen: the next collection of the young would walk all of it.
+            if gc.get_freeze_count() == 0:
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 

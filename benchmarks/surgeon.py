@@ -1,10 +1,10 @@
 """What the surgeon costs: the `prefill` recipe on grown exports, against what onnx-ir takes to load and save them.
 
     python benchmarks/surgeon.py                    # everything, some minutes
-    python benchmarks/surgeon.py --only time memory # some parts
+    python benchmarks/surgeon.py --only dense help  # some parts
     python benchmarks/surgeon.py --json out.json    # all values
 
-Parts: `time` (recipe against load + save), `scaling` (nodes x4), `memory` (peak with and without gigabytes of weights),
+Parts: `dense` and `experts` (recipe against load + save), `scaling` (nodes x4), `memory` (peak with and without gigabytes of weights),
 `absent` (the command line with the data file removed), `help` (import and --help).
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("time", "scaling", "memory", "absent", "help")
+PARTS = ("dense", "experts", "scaling", "memory", "absent", "help")
 _RECIPE = "prefill"
 
 
@@ -130,29 +130,32 @@ class Bench:
         self.rows.append((what, measured, bar, "met" if passed else "MISSED", f"{remark}{note}"))
 
 
-def measure_time(bench: Bench) -> None:
-    """The recipe against load + save, on both grown models."""
-    models = {
-        "Llama, 32 layers": bench.llama(32, 3 * 10**9),
-        "Qwen3-MoE grouped, 48 layers, 128 experts": bench.model(
-            "moe-48-128", "qwen3_moe_grouped", layers=48, experts=128, data=False
-        ),
-    }
-    for name, (path, nodes) in models.items():
-        base, ours = (f"{path.stem}: {task}" for task in ("load + save", "recipe"))
-        result, copy = str(path.with_suffix(".pruned.onnx")), str(path.with_suffix(".base.onnx"))
-        mine = Run("recipe", {"model": str(path), "output": result})
-        say(f"{path.stem}: the result that is saved in comparison")
-        mine()
-        found = bench.compare(
-            {base: Run("load_and_save", {"model": str(path), "result": result, "output": copy}), ours: mine}
-        )
-        seconds, theirs = found[ours]["seconds"], found[base]["seconds"]
-        ratio, cpu = (found[ours][figure].ratio(found[base][figure]) for figure in ("seconds", "cpu"))
-        passes = {name: sample.median for name, sample in found[ours].items() if name not in ("seconds", "cpu", "peak")}
-        parts = ", ".join(f"{name} {median:.2f}" for name, median in passes.items())
-        remark = f"{seconds.median:.2f} s ({parts}) against {theirs.median:.2f} s; CPU time {cpu:.2f}x; {nodes} nodes"
-        bench.row(f"time, {name}", f"{ratio:.2f}x", "<= 2.0x", ratio <= 2.0, remark, seconds, theirs)
+def measure_dense(bench: Bench) -> None:
+    """The recipe against load + save, on a dense model."""
+    _measure_time(bench, "Llama, 32 layers", *bench.llama(32, 3 * 10**9))
+
+
+def measure_experts(bench: Bench) -> None:
+    """The recipe against load + save, on a large mixture of experts."""
+    grown = bench.model("moe-48-128", "qwen3_moe_grouped", layers=48, experts=128, data=False)
+    _measure_time(bench, "Qwen3-MoE grouped, 48 layers, 128 experts", *grown)
+
+
+def _measure_time(bench: Bench, name: str, path: Path, nodes: int) -> None:
+    base, ours = (f"{path.stem}: {task}" for task in ("load + save", "recipe"))
+    result, copy = str(path.with_suffix(".pruned.onnx")), str(path.with_suffix(".base.onnx"))
+    mine = Run("recipe", {"model": str(path), "output": result})
+    say(f"{path.stem}: the result that is saved in comparison")
+    mine()
+    found = bench.compare(
+        {base: Run("load_and_save", {"model": str(path), "result": result, "output": copy}), ours: mine}
+    )
+    seconds, theirs = found[ours]["seconds"], found[base]["seconds"]
+    ratio, cpu = (found[ours][figure].ratio(found[base][figure]) for figure in ("seconds", "cpu"))
+    passes = {name: sample.median for name, sample in found[ours].items() if name not in ("seconds", "cpu", "peak")}
+    parts = ", ".join(f"{name} {median:.2f}" for name, median in passes.items())
+    remark = f"{seconds.median:.2f} s ({parts}) against {theirs.median:.2f} s; CPU time {cpu:.2f}x; {nodes} nodes"
+    bench.row(f"time, {name}", f"{ratio:.2f}x", "<= 2.0x", ratio <= 2.0, remark, seconds, theirs)
 
 
 def measure_scaling(bench: Bench) -> None:
@@ -245,7 +248,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write all values to this file")
     given = parser.parse_args()
     parts = {
-        "time": measure_time,
+        "dense": measure_dense,
+        "experts": measure_experts,
         "scaling": measure_scaling,
         "memory": measure_memory,
         "absent": measure_absent,

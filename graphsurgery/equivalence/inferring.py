@@ -62,10 +62,10 @@ class Inferred:
 
         from graphsurgery.analysis.shapes import shapes_of
 
-        self._model = ir.from_proto(self._proto)
         try:
+            self._model = ir.from_proto(self._proto)
             self._shapes = shapes_of(self._model)
-        except InputRefusedError:
+        except (InputRefusedError, ir.serde.SerdeError):
             # Whether the model is sound is for ONNX Runtime to say.
             return None
         graph = self._model.graph

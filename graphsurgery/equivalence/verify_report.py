@@ -109,6 +109,7 @@ class VerifyReport:
     outputs: tuple[OutputReport, ...] = ()
     feeds: tuple[FeedReport, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
+    uncovered: tuple[str, ...] = ()
     routers: tuple[str, ...] = ()
     tie_flips: int = 0
     routed_rows: int = 0
@@ -120,7 +121,6 @@ class VerifyReport:
     steps: int = 0
     prompts: tuple[PromptReport, ...] = ()
     token_differences: tuple[TokenDifference, ...] = ()
-    uncovered: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -136,6 +136,7 @@ class VerifyReport:
         """Plain data; numbers that are none are text such as ``"inf"``, for JSON has no infinity."""
         data: dict[str, Any] = {"schema": SCHEMA, "kind": "verify", **dataclasses.asdict(self)}
         data["exit_code"] = self.exit_code
+        data["left_out"] = [{"feed": each.feed, "reason": each.reason} for each in self.left_out]
         finite: dict[str, Any] = _finite(data)
         return finite
 

@@ -7,6 +7,7 @@ import shutil
 import sys
 
 import numpy as np
+import onnx
 import pytest
 
 
@@ -109,3 +110,34 @@ def test_nothing_is_written(run, llama, pruned, tmp_path, monkeypatch):
     before = sorted(path.name for path in other.iterdir())
     assert run("verify", llama.name, pruned.name, "-q").code == 0
     assert sorted(path.name for path in other.iterdir()) == before
+
+
+@pytest.mark.parametrize("command", ["verify", "inspect"])
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        *(("graphsurgery.exact_outputs", text) for text in ("{", "3", "null", '{"logits":1}', "[1]", "[[1]]")),
+        *(("graphsurgery.renamed", text) for text in ("{", "3", "null", "[]", '{"inputs":{"a":1},"outputs":{}}')),
+        *(("graphsurgery.contracts", text) for text in ("{", "3", "[1]")),
+    ],
+)
+def test_metadata_that_nobody_wrote(run, llama, tmp_path, command, key, text):
+    model = onnx.ModelProto.FromString(llama.read_bytes())
+    model.metadata_props.add(key=key, value=text)
+    other = tmp_path / "other.onnx"
+    other.write_bytes(model.SerializeToString())
+    done = run(command, *([llama, other] if command == "verify" else [other]))
+    assert (done.code, done.out) == (3, "")
+    assert done.err == f"graphsurgery: The model's metadata '{key}' is not what graphsurgery writes: remove it.\n"
+
+
+def test_verbose_shows_more(run, llama):
+    short, long = run("verify", llama, llama), run("verify", llama, llama, "-v")
+    assert (short.code, long.code) == (0, 0)
+    assert "padding" not in short.out
+    assert "padding" in long.out
+    assert len(long.out.splitlines()) > len(short.out.splitlines()) + 10
+
+
+def test_help_lists_the_depths(run):
+    assert "--depth outputs|generate" in run("verify", "--help").out

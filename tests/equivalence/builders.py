@@ -153,6 +153,81 @@ def mixture(
     return g.model()
 
 
+def cross_decoder(encoder: int | str = "encoded") -> onnx.ModelProto:
+    """Tokens that read what an encoder has read, through its mask; no mask tells of the tokens."""
+    g = Graph()
+    g.input("encoder_attention_mask", T.INT64, "batch", encoder)
+    ids = g.input("input_ids", T.INT64, "batch", "seq")
+    states = g.input("encoder_hidden_states", T.FLOAT, "batch", encoder, H)
+    places = g.op("CumSum", g.op("Gather", g.weight("embed", V, H, scale=1.0), ids), g.ints("axis", 1), out="places")
+    scores = g.op("MatMul", places, g.op("Transpose", states, perm=[0, 2, 1]))
+    seen = g.op("Unsqueeze", g.op("Cast", "encoder_attention_mask", to=T.BOOL), g.ints("axis1", [1]))
+    scores = g.op("Where", seen, scores, g.floats("low", -1e4))
+    hidden = g.op("Add", places, g.op("MatMul", g.op("Softmax", scores, axis=-1), states))
+    g.op("MatMul", hidden, g.weight("head", H, V), out="logits")
+    g.output("logits", T.FLOAT, "batch", "seq", V)
+    return g.model()
+
+
+def grouped(*, packed: bool = True, rotary: int | None = None, inside: bool = False) -> onnx.ModelProto:
+    """GroupQueryAttention with 2 heads, 1 KV head and D = 32, which its caches call ``kv_cache_dim``.
+
+    Args:
+        packed: Q, K and V in one projection; else in three, with RotaryEmbedding in front where ``rotary`` is given.
+        rotary: width of the rotary tables; D/2 where whole heads are rotated.
+        inside: the layer is a function.
+    """
+    g = Graph()
+    ids = g.input("input_ids", T.INT64, "batch", "seq")
+    g.input("attention_mask", T.INT64, "batch", "total")
+    positions = g.input("position_ids", T.INT64, "batch", "seq")
+    past = [g.input(f"past.{part}", T.FLOAT, "batch", 1, "past", "kv_cache_dim") for part in ("key", "value")]
+    hidden = g.op("Gather", g.weight("embed", V, H, scale=1.0), ids)
+    counted = g.op("ReduceSum", "attention_mask", g.ints("axis1", [1]), keepdims=0)
+    last = g.op("Cast", g.op("Sub", counted, g.ints("one", [1])), to=T.INT32)
+    total = g.op("Cast", g.op("Gather", g.op("Shape", "attention_mask"), g.ints("place", 1)), to=T.INT32)
+    tables = [g.weight("cos", 256, rotary), g.weight("sin", 256, rotary)] if rotary else []
+    outer = len(g.nodes)
+    if packed:
+        rows = [g.op("MatMul", hidden, g.weight("qkv", H, 128)), "", ""]
+    else:
+        rows = [
+            g.op("MatMul", hidden, g.weight(f"w{part}", H, size)) for part, size in (("q", 64), ("k", 32), ("v", 32))
+        ]
+        if rotary:
+            for place in (0, 1):
+                rows[place] = g.op("RotaryEmbedding", rows[place], positions, *tables, domain="com.microsoft")
+    whole = bool(rotary) and packed
+    g.op(
+        *("GroupQueryAttention", *rows, *past, last, total, *(tables if whole else [])),
+        outs=3,
+        out="a",
+        domain="com.microsoft",
+        num_heads=2,
+        kv_num_heads=1,
+        do_rotary=int(whole),
+    )
+    g.nodes[-1].output[:] = ["mixed", "present.key", "present.value"]
+    if inside:
+        body = g.nodes[outer:]
+        made = {name for node in body for name in node.output}
+        inputs = list(dict.fromkeys(name for node in body for name in node.input if name and name not in made))
+        domains = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+        outputs = ["mixed", "present.key", "present.value"]
+        layer = helper.make_function("own", "Layer", inputs, outputs, body, domains)
+        g.nodes[outer:] = [helper.make_node("Layer", inputs, outputs, name="node/layer", domain="own")]
+    g.op("MatMul", "mixed", g.weight("head", 64, V), out="logits")
+    g.output("logits", T.FLOAT, "batch", "seq", V)
+    for part in ("key", "value"):
+        g.output(f"present.{part}", T.FLOAT, "batch", 1, "total", "kv_cache_dim")
+    model = g.model()
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    if inside:
+        model.functions.append(layer)
+        model.opset_import.append(helper.make_opsetid("own", 1))
+    return model
+
+
 def prune(model: onnx.ModelProto, rows: str = "last", **contract: Any) -> onnx.ModelProto:
     """Keep one row of ``logits [B,S,V]``: ``last``, ``first``, ``mask``, ``position`` or ``runtime``.
 

@@ -16,7 +16,7 @@ from graphsurgery.equivalence.protos import read_proto
 from graphsurgery.equivalence.roles import Role
 from graphsurgery.equivalence.signature import read_signature
 from graphsurgery.errors import UsageError
-from tests.equivalence.builders import CASES, FIXTURES, Graph, case, decoder
+from tests.equivalence.builders import CASES, FIXTURES, Graph, case, cross_decoder, decoder
 
 
 def feeds_of(model, **options) -> Any:
@@ -149,8 +149,43 @@ def test_fused_attention_says_what_it_does_not_take():
     feeds, left_out = make_feeds(read_signature(read_proto(FIXTURES / "genai_llama" / "model.onnx")), 0)
     reasons = {each.feed: each.reason for each in left_out}
     assert "behind a past" in reasons["b2-s4-p6-left"]
-    assert "right-padded" in reasons["b2-s1-p6-left"]
+    assert "right-padded" in reasons["b2-s5-p0-left"]
     assert all(feed.sizes.padding != "left" for feed in feeds)
+    # Single tokens behind a past are fed to full rows instead.
+    assert any((each.batch, each.length, each.past) == (2, 1, 6) for each in (feed.sizes for feed in feeds))
+
+
+def test_what_an_encoder_has_read_has_a_length_of_its_own():
+    feeds = make_feeds(read_signature(cross_decoder()), 0)[0]
+    assert len(feeds) == 10
+    seen = set()
+    for feed in feeds:
+        arrays, sizes = feed.build(), feed.sizes
+        mask = arrays["encoder_attention_mask"]
+        assert sizes.encoder not in (sizes.length, sizes.past + sizes.length)
+        assert mask.shape == (sizes.batch, sizes.encoder) == arrays["encoder_hidden_states"].shape[:2]
+        assert feed.name.endswith(f"-e{sizes.encoder}")
+        # Padding comes last, and never is all.
+        assert (np.diff(mask, axis=1) <= 0).all()
+        assert mask[:, 0].all()
+        seen |= {bool(row.all()) for row in mask}
+    assert seen == {True, False}
+    assert {feed.sizes.encoder < feed.sizes.length for feed in feeds} == {True, False}
+    assert sum(feed.sizes.batch == 1 and not feed.build()["encoder_attention_mask"].all() for feed in feeds) >= 2
+
+
+def test_a_fixed_encoder_keeps_its_length():
+    feeds = make_feeds(read_signature(cross_decoder(encoder=12)), 0)[0]
+    assert {feed.sizes.encoder for feed in feeds} == {12}
+    assert {feed.build()["encoder_hidden_states"].shape[1] for feed in feeds} == {12}
+
+
+def test_an_encoder_of_its_own_has_no_other_length():
+    g = Graph()
+    g.input("encoder_input_ids", T.INT64, "b", "s")
+    g.input("encoder_attention_mask", T.INT64, "b", "s")
+    signature = read_signature(g.model())
+    assert [spec.role for spec in signature.inputs] == [Role.TOKENS, Role.MASK]
 
 
 def test_runtime_rows_are_the_last_token_or_any_from_zero_on():

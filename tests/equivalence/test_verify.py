@@ -19,6 +19,7 @@ from tests.equivalence.builders import (
     Graph,
     case,
     copy,
+    cross_decoder,
     decoder,
     mixture,
     prune,
@@ -538,3 +539,98 @@ def test_an_error_at_the_default_level_alone_is_a_difference(check, monkeypatch)
     report = check(decoder(), decoder())
     assert report.status == "different"
     assert report.reasons[0].endswith("at [0, 0, 0] (feed b1-s5-p0, seed 0) at ONNX Runtime's default level")
+
+
+# Encoders ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_decoder_equals_itself_whatever_its_encoder_has_read(check):
+    report = check(cross_decoder(), cross_decoder())
+    assert (report.status, report.left_out, report.notes) == ("equal", (), ())
+    last = check(cross_decoder(), prune(cross_decoder(), "last", batch_axis=0))
+    assert last.status == "equal", last.reasons
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_rows_told_by_the_mask_of_an_encoder_are_wrong(check, told):
+    model = prune(cross_decoder(), "mask", **({"source": "encoder_attention_mask"} if told else {}))
+    for node in model.graph.node:
+        node.input[:] = ["encoder_attention_mask" if name == "attention_mask" else name for name in node.input]
+    report = check(cross_decoder(), model)
+    assert report.status == "different"
+    words = "which is a mask of the encoder" if told else "output logits"
+    assert words in report.reasons[0]
+
+
+def test_a_mask_with_fewer_columns_than_tokens_tells_no_rows(check):
+    """Whatever it is called."""
+    models = []
+    for model in (cross_decoder(), prune(cross_decoder(), "mask", source="heard_mask")):
+        model.graph.input[0].name = "heard_mask"
+        model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 3
+        model.graph.input[2].type.tensor_type.shape.dim[1].dim_value = 3
+        for node in model.graph.node:
+            node.input[:] = ["heard_mask" if name.endswith("attention_mask") else name for name in node.input]
+        models.append(model)
+    feeds = {
+        "input_ids": np.arange(5)[None],
+        "heard_mask": np.ones((1, 3), np.int64),
+        "encoder_hidden_states": np.ones((1, 3, 16), np.float32),
+    }
+    report = check(*models, feeds=feeds)
+    assert report.status == "different"
+    assert any("heard_mask has 3 columns for 5 tokens" in reason for reason in report.reasons)
+
+
+# Coverage ------------------------------------------------------------------------------------------------------------
+
+
+def test_kinds_of_feeds_that_a_model_does_not_take_are_told(check):
+    model = copy(decoder())
+    # One element in the shape of P + 1: there is to be no past.
+    g = Graph()
+    past = g.op("Shape", "past.0.key", start=2, end=3, out="t/past")
+    more = g.op("Add", past, g.ints("t/one", [1]), out="t/more")
+    g.op("Reshape", g.floats("t/zero", [0.0]), more, out="t/nothing")
+    g.op("Add", "whole_logits", "t/nothing", out="logits")
+    g.nodes[-1].name = "node/sum"
+    for node in model.graph.node:
+        node.output[:] = ["whole_logits" if name == "logits" else name for name in node.output]
+    model.graph.node.extend(g.nodes)
+    model.graph.initializer.extend(g.tensors)
+    report = check(model, model)
+    assert (report.status, report.uncovered) == ("equal", ("past",))
+    assert "(seed 0; 5 left out: no past)" in report.summary()
+    assert "every feed of these kinds was left out, so nothing was compared there: past" in report.warnings
+
+
+def stale() -> Any:
+    """A value that is declared to be as long as the tokens, like one that is done with, and is as long as the keys."""
+    model = copy(decoder())
+    g = Graph()
+    total = g.op("ReduceSum", g.op("Neg", "q", out="s/done"), keepdims=0, out="s/total")
+    wide = g.op("Expand", total, g.op("Shape", "present.0.key", out="s/shape"), out="s/wide")
+    g.op("ReduceMean", wide, keepdims=0, out="s/mean")
+    g.op("Add", "whole_logits", "s/mean", out="logits")
+    g.nodes[-1].name = "node/sum"
+    for node in model.graph.node:
+        node.output[:] = ["whole_logits" if name == "logits" else name for name in node.output]
+    model.graph.node.extend(g.nodes)
+    for name in ("s/done", "s/wide"):
+        model.graph.value_info.append(helper.make_tensor_value_info(name, T.FLOAT, ["batch", 1, "seq", 16]))
+    return model
+
+
+def test_wrong_dims_of_the_reference_cost_no_feeds(check):
+    report = check(stale(), stale())
+    assert (report.status, report.left_out, report.uncovered) == ("equal", (), ())
+    assert [text for text in report.warnings if "without sharing memory" in text]
+
+
+def test_wrong_dims_of_the_rewritten_model_are_a_difference(check):
+    sound = stale()
+    del sound.graph.value_info[:]
+    assert check(sound, sound).status == "equal"
+    report = check(sound, stale())
+    assert report.status == "different"
+    assert "attempting to re-use buffer" in report.reasons[0]

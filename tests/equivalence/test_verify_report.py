@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import math
@@ -19,9 +20,9 @@ BAD = OutputReport(
 FEED = FeedReport("b1-s5-p0", 1, 5, 0, "none")
 
 
-def printed(report) -> Any:
+def printed(report, *, verbose: bool = False) -> Any:
     stream = io.StringIO()
-    report.render(Console(file=stream, width=140))
+    report.render(Console(file=stream, width=140), verbose=verbose)
     return stream.getvalue()
 
 
@@ -85,6 +86,36 @@ def test_one_line_summaries():
     assert printed(equal).endswith("equal: 1 outputs on 1 feeds (seed 3)\n")
     assert VerifyReport("a", "b", "unchecked", reasons=("why",)).summary() == "unchecked: why"
     assert VerifyReport("a", "b", "different", reasons=("x", "y")).summary() == "different: x (and 1 more)"
+
+
+def test_the_summary_says_what_no_feed_covers():
+    lost = tuple(LeftOut(f"f{number}", "why") for number in range(5))
+    report = VerifyReport(
+        "a", "b", "equal", outputs=(GOOD,), feeds=(FEED,), left_out=lost, uncovered=("batch above 1", "past")
+    )
+    assert report.summary() == "equal: 1 outputs on 1 feeds (seed 0; 5 left out: no batch above 1, no past)"
+    assert dataclasses.replace(report, uncovered=()).summary() == "equal: 1 outputs on 1 feeds (seed 0; 5 left out)"
+    data = json.loads(report.dumps())
+    assert data["left_out"][0] == {"feed": "f0", "reason": "why"}
+    assert data["uncovered"] == ["batch above 1", "past"]
+
+
+def test_more_is_printed_when_asked_for():
+    lost = tuple(LeftOut(f"f{number}", "why") for number in range(5))
+    notes = tuple(f"assumed {number}" for number in range(6))
+    report = VerifyReport("a", "b", "equal", outputs=(GOOD,), feeds=(FEED,), left_out=lost, notes=notes)
+    short, long = printed(report), printed(report, verbose=True)
+    assert [line for line in short.splitlines() if line.startswith("note")] == [
+        "note: assumed 0",
+        "note: assumed 1",
+        "note: assumed 2",
+        "note: 3 more, listed with -v",
+    ]
+    assert "left out: 2 more, listed with -v" in short
+    assert [line for line in long.splitlines() if line.startswith("note")] == [f"note: {note}" for note in notes]
+    assert long.count("left out: f") == 5
+    assert "padding" in long
+    assert "padding" not in short
 
 
 def test_what_decoding_found_is_plain_data():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import onnx_ir as ir
 
+from graphsurgery.contracts import EXACT_OUTPUTS_KEY
 from graphsurgery.errors import InputRefusedError, InternalError, UsageError
 from graphsurgery.invariants import violations
 from graphsurgery.model_files.serialising import paused_gc
@@ -26,13 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-__all__ = ["EXACT_OUTPUTS_KEY", "PROVENANCE_KEY", "AnyPass", "PassCallback", "Pipeline", "provenance"]
+__all__ = ["PROVENANCE_KEY", "AnyPass", "PassCallback", "Pipeline", "provenance"]
 
 PROVENANCE_KEY = "graphsurgery.pipeline"
 """Metadata of the result: a JSON list of runs, each with version, passes and hash of the graph that was read."""
-
-EXACT_OUTPUTS_KEY = "graphsurgery.exact_outputs"
-"""Metadata of the result: a JSON list of the outputs that are bitwise equal to the input model's."""
 
 AnyPass = Pass | ir.passes.PassBase
 

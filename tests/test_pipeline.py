@@ -8,12 +8,13 @@ import onnx_ir as ir
 import pytest
 from onnx_ir.passes.common import CheckerPass, TopologicalSortPass
 
+from graphsurgery.contracts import EXACT_OUTPUTS_KEY
 from graphsurgery.errors import InputRefusedError, InternalError, UsageError
 from graphsurgery.model_io import load, source_of
 from graphsurgery.pass_base import REPORTS_KEY
 from graphsurgery.passes.prune_last_token import PruneLastToken
 from graphsurgery.passes.tidy import Tidy
-from graphsurgery.pipeline import EXACT_OUTPUTS_KEY, PROVENANCE_KEY, AnyPass, Pipeline, provenance
+from graphsurgery.pipeline import PROVENANCE_KEY, AnyPass, Pipeline, provenance
 from graphsurgery.recipes import recipe_names
 from graphsurgery.version import __version__
 from tests.small_models import (

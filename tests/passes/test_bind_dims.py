@@ -10,10 +10,11 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from graphsurgery.contracts import EXACT_OUTPUTS_KEY
 from graphsurgery.errors import UsageError
 from graphsurgery.model_io import load
 from graphsurgery.passes.bind_dims import BOUND_KEY, BindDims
-from graphsurgery.pipeline import EXACT_OUTPUTS_KEY, Pipeline
+from graphsurgery.pipeline import Pipeline
 from graphsurgery.registry import make_pass
 from tests.passes.bound_runs import assert_same, bind, dims_of, is_static, random_feeds, shape_nodes
 from tests.small_models import op_types, parse, value_of

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphsurgery.contracts import read_contracts
+from graphsurgery.contracts import EXACT_OUTPUTS_KEY, read_contracts
 from graphsurgery.equivalence.verify import verify_models
 from graphsurgery.errors import UsageError
 from graphsurgery.model_io import load, save
 from graphsurgery.passes.prune_last_token import PruneLastToken
 from graphsurgery.passes.rename_io import RenameIO
-from graphsurgery.pipeline import EXACT_OUTPUTS_KEY, Pipeline
+from graphsurgery.pipeline import Pipeline
 from graphsurgery.registry import make_pass
 from graphsurgery.renames import RENAMED_KEY, read_renames
 from tests.interface_helpers import assert_same_outputs, interface, serialised

@@ -9,10 +9,11 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
+from graphsurgery.contracts import EXACT_OUTPUTS_KEY
 from graphsurgery.errors import UsageError
 from graphsurgery.model_io import load, save
 from graphsurgery.passes.tidy import Tidy
-from graphsurgery.pipeline import EXACT_OUTPUTS_KEY, Pipeline, provenance
+from graphsurgery.pipeline import Pipeline, provenance
 from tests.interface_helpers import assert_same_outputs
 from tests.oracle import run, session
 from tests.small_models import CHAIN, node_of, op_types, parse, value_of

@@ -17,7 +17,8 @@ from graphsurgery.passes.blocking.budget import Budget
 from graphsurgery.passes.blocking.plan import BlockPlan, chain_operands, keys_blockable, unclear_operand
 from graphsurgery.passes.blocking.unfuse import unfuse, why_not_unfused
 from graphsurgery.passes.blocking.writer import BlockWriter
-from graphsurgery.patterns.attention import AttentionSite, FusedAttention, find_attentions
+from graphsurgery.patterns.attention import find_attentions
+from graphsurgery.patterns.attention_sites import AttentionSite, FusedAttention
 from graphsurgery.patterns.masks import Mask, find_mask
 from graphsurgery.patterns.matcher import GraphIndex
 from graphsurgery.patterns.site import Refusal, Site

@@ -10,15 +10,15 @@ Source of the computation: Vaswani et al. 2017; grouped queries: Ainslie et al. 
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import TYPE_CHECKING
 
-from graphsurgery.analysis.dims import is_nonnegative, product
-from graphsurgery.patterns.axes import LAYOUT_OPS, AxisTrace, trace_axes
+from graphsurgery.analysis.dims import is_nonnegative
+from graphsurgery.patterns.attention_sites import AttentionSite, FusedAttention, Sink
+from graphsurgery.patterns.key_value_sources import UnreadableError, broadcast_heads, find_source, regroups_heads
 from graphsurgery.patterns.mask_kinds import mask_kinds
 from graphsurgery.patterns.matcher import GraphIndex, is_op, readers
-from graphsurgery.patterns.site import Refusal, Site
+from graphsurgery.patterns.site import Refusal
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from graphsurgery.analysis.dims import Dim
     from graphsurgery.analysis.shapes import Shapes, ShapeView
 
-__all__ = ["AttentionSite", "FusedAttention", "KeyValueSource", "Sink", "find_attentions", "regroups_heads"]
+__all__ = ["find_attentions", "layer_of"]
 
 _SCORE_CHAIN = frozenset(
     {
@@ -47,104 +47,6 @@ _FUSED = {
 _MAX_CHAIN = 24
 _VISION = re.compile(r"visual|vision|image_encoder", re.IGNORECASE)
 _LAYER = re.compile(r"(?:layers?|blocks?|h|encoder|decoder)[._/](\d+)(?:[._/]|$)")
-
-
-@dataclasses.dataclass(frozen=True)
-class KeyValueSource:
-    """Where keys or values come from.
-
-    Attributes:
-        base: the unexpanded value, ``[B, G, T, D]`` up to the order of its axes: the cache after the write.
-        steps: the nodes between it and the product, in execution order: layout and multiplication by a constant.
-        scales: those of the steps that multiply or divide by a constant.
-        batch_axis: axis of ``base`` that is the batch; None where it is 1 or absent.
-        head_axis: axis of ``base`` that is the heads; None where there is one head for all.
-        length_axis: axis of ``base`` of size T.
-        feature_axis: axis of ``base`` of size D.
-        heads: G.
-        repeats: query heads for each key head, R = H / G.
-    """
-
-    base: ir.Value
-    steps: tuple[ir.Node, ...]
-    scales: tuple[ir.Node, ...]
-    batch_axis: int | None
-    head_axis: int | None
-    length_axis: int
-    feature_axis: int
-    heads: Dim
-    repeats: Dim
-
-
-@dataclasses.dataclass(frozen=True)
-class Sink:
-    """A learned score that takes part in the softmax and is dropped behind it.
-
-    Attributes:
-        join: the Concat that puts it behind the scores.
-        value: the sink, ``[B, H, S, 1]`` as joined.
-        cut: the Slice behind the softmax that drops its probability.
-    """
-
-    join: ir.Node
-    value: ir.Value
-    cut: ir.Node
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AttentionSite(Site):
-    """One decomposed attention.
-
-    Attributes:
-        query: left operand of the score product, ``[B, H, S, D]``.
-        scores: the score product.
-        chain: the nodes from the scores to the softmax, both excluded, in execution order.
-        softmax: the softmax.
-        tail: the nodes from the softmax to the value product, both excluded.
-        product: the value product; its output is ``[B, H, S, Dv]``.
-        key: where the keys come from.
-        value: where the values come from.
-        sink: the sink, where there is one.
-        stabiliser: the (ReduceMax, Sub) nodes of the chain that subtract the row maximum: without effect on a softmax.
-        probabilities_read: who else reads the scores or probabilities; None where nobody does.
-        batch: B.
-        heads: H.
-        length: S.
-        total: T.
-    """
-
-    query: ir.Value
-    scores: ir.Node
-    chain: tuple[ir.Node, ...]
-    softmax: ir.Node
-    tail: tuple[ir.Node, ...]
-    product: ir.Node
-    key: KeyValueSource
-    value: KeyValueSource
-    sink: Sink | None
-    stabiliser: tuple[ir.Node, ...]
-    probabilities_read: str | None
-    batch: Dim
-    heads: Dim
-    length: Dim
-    total: Dim
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FusedAttention(Site):
-    """Attention that is one operator.
-
-    Attributes:
-        node: the operator.
-        operator: its name.
-        query: its query operand.
-        past: its past key and value operands, where they are given.
-    """
-
-    node: ir.Node
-    operator: str
-    query: ir.Value
-    past: tuple[ir.Value, ir.Value] | None
 
 
 def find_attentions(
@@ -221,10 +123,6 @@ def _fused(node: ir.Node, number: int) -> FusedAttention | None:
     )
 
 
-class _UnreadableError(Exception):
-    """Why a softmax that looks like attention cannot be read."""
-
-
 class _Reader:
     """Reads the attention around one softmax."""
 
@@ -246,7 +144,7 @@ class _Reader:
             )
         try:
             return self._site(tail, product)
-        except _UnreadableError as why:
+        except UnreadableError as why:
             return Refusal(
                 id=f"attention:{self._number}",
                 kinds=("attention",),
@@ -267,9 +165,9 @@ class _Reader:
         assert values is not None
         shape = shapes.shape(scores.outputs[0])
         if shape is None:
-            raise _UnreadableError(f"the shape of the scores {scores.outputs[0].name!r} is not known")
+            raise UnreadableError(f"the shape of the scores {scores.outputs[0].name!r} is not known")
         if len(shape) not in (3, 4):
-            raise _UnreadableError(f"the scores {scores.outputs[0].name!r} have rank {len(shape)}, not 3 or 4")
+            raise UnreadableError(f"the scores {scores.outputs[0].name!r} have rank {len(shape)}, not 3 or 4")
         query = self._query_by_heads(query) if len(shape) == 3 else query
         length, total = shape[-2:]
         batch, heads = shape[0], shape[1]
@@ -277,19 +175,19 @@ class _Reader:
         if query_shape is not None and len(query_shape) == 4:
             batch, heads = query_shape[0], query_shape[1]
         sink = _sink(chain, tail)
-        key = _source(keys, -1, -2, shapes, "keys", batch)
-        value = _source(values, -2, -1, shapes, "values", batch)
+        key = find_source(keys, -1, -2, shapes, "keys", batch)
+        value = find_source(values, -2, -1, shapes, "values", batch)
         if not isinstance(heads, int) and isinstance(key.heads, int) and isinstance(key.repeats, int):
             heads = key.heads * key.repeats
-        key, value = (_broadcast_heads(source, heads) for source in (key, value))
+        key, value = (broadcast_heads(source, heads) for source in (key, value))
         if (key.heads, key.repeats) != (value.heads, value.repeats):
-            raise _UnreadableError(
+            raise UnreadableError(
                 f"keys {key.base.name!r} have {key.heads} heads for {heads}, values {value.base.name!r} {value.heads}"
             )
         lengths = {_dim(shapes, source.base, source.length_axis) for source in (key, value)}
         if len(lengths) > 1 and all(isinstance(size, int) for size in lengths):
             # Lengths under different names are the same in every run: the product with the values asks for it.
-            raise _UnreadableError(f"keys {key.base.name!r} and values {value.base.name!r} have different lengths")
+            raise UnreadableError(f"keys {key.base.name!r} and values {value.base.name!r} have different lengths")
         return AttentionSite(
             id=f"attention:{self._number}",
             kinds=("attention", "decomposed", *self._kinds(scores, chain, length, total)),
@@ -331,7 +229,7 @@ class _Reader:
         node = query.producer()
         source = node.inputs[0] if node is not None else None
         if node is None or source is None or not regroups_heads(node, self._shapes) or self._shapes.rank(source) != 4:
-            raise _UnreadableError(
+            raise UnreadableError(
                 f"the queries {query.name!r} have batch and heads on one axis, and are not made of any with two"
             )
         return source
@@ -349,7 +247,7 @@ class _Reader:
         attribute = softmax.attributes.get("axis")
         axis = attribute.as_int() if attribute is not None else (-1 if version >= 13 else 1)
         if axis % rank != rank - 1:
-            raise _UnreadableError(f"softmax {softmax.name!r} runs over axis {axis}, not over the keys")
+            raise UnreadableError(f"softmax {softmax.name!r} runs over axis {axis}, not over the keys")
 
     def _fused_scores(self) -> ir.Node | None:
         """A product of ONNX Runtime's own domain above the softmax."""
@@ -418,7 +316,7 @@ class _Reader:
             return None, ()
         if len(products) > 1:
             names = " and ".join(repr(node.name) for node in products)
-            raise _UnreadableError(f"the scores are a sum of several products ({names})")
+            raise UnreadableError(f"the scores are a sum of several products ({names})")
         return next(iter(products)), tuple(reached)
 
     def _leads_to_product(
@@ -478,30 +376,18 @@ def _operands(scores: ir.Node, chain: tuple[ir.Node, ...]) -> list[ir.Value]:
     return [item for node in chain for item in node.inputs if item is not None and item not in inside]
 
 
-def regroups_heads(node: ir.Node, view: ShapeView) -> bool:
-    """Whether a Reshape only puts batch and heads on one axis, ``[B, H, ..] -> [B*H, ..]``, or apart again."""
-    source = node.inputs[0] if node.inputs else None
-    if not is_op(node, "Reshape") or source is None:
-        return False
-    before, after = view.shape(source), view.shape(node.outputs[0])
-    if before is None or after is None:
-        return False
-    longer, shorter = (before, after) if len(before) > len(after) else (after, before)
-    return len(longer) == 4 and len(shorter) == 3 and product(longer[:2]) == shorter[0] and longer[2:] == shorter[1:]
-
-
 def _sink(chain: tuple[ir.Node, ...], tail: tuple[ir.Node, ...]) -> Sink | None:
     joins = [node for node in chain if is_op(node, "Concat")]
     cuts = [node for node in tail if is_op(node, "Slice")]
     if not joins and not cuts:
         return None
     if len(joins) != 1 or len(cuts) != 1 or len(joins[0].inputs) != 2:
-        raise _UnreadableError("columns are joined to the scores in a way that is no sink")
+        raise UnreadableError("columns are joined to the scores in a way that is no sink")
     before = [node.outputs[0] for node in chain[: chain.index(joins[0])]]
     position = next((place for place, item in enumerate(joins[0].inputs) if item in before or _is_product(item)), None)
     sink = joins[0].inputs[1]
     if position != 0 or sink is None:
-        raise _UnreadableError(f"node {joins[0].name!r} puts columns in front of the scores")
+        raise UnreadableError(f"node {joins[0].name!r} puts columns in front of the scores")
     return Sink(joins[0], sink, cuts[0])
 
 
@@ -524,126 +410,3 @@ def _dim(view: ShapeView, value: ir.Value, axis: int) -> Dim:
     size = view.dim(value, axis)
     assert size is not None
     return size
-
-
-def _source(operand: ir.Value, length: int, feature: int, view: ShapeView, what: str, batch: Dim) -> KeyValueSource:
-    """Trace an operand ``[B, H, ...]`` or ``[B*H, ...]``, with T and D on the given axes, to the unexpanded cache."""
-    chain: list[ir.Node] = []
-    scales: set[ir.Node] = set()
-    value = operand
-    stops = [operand]
-    while len(chain) < _MAX_CHAIN:
-        node = value.producer()
-        if node is None or (value is not operand and value.is_graph_output()):
-            break
-        step = _layout_step(node, view)
-        if step is None:
-            break
-        if step is not node.inputs[0] or node.op_type in ("Mul", "Div"):
-            scales.add(node)
-        chain.append(node)
-        value = step
-        stops.append(value)
-    # The highest place that still has heads and features apart: nothing of it is laid out anew as a whole.
-    found = (
-        _describe(base, tuple(reversed(chain[:position])), scales, (length, feature), view, batch)
-        for position, base in reversed(list(enumerate(stops)))
-    )
-    best = next((source for source in found if source is not None), None)
-    if best is None:
-        raise _UnreadableError(f"the {what} {operand.name!r} cannot be traced to a cache [B, G, T, D]")
-    return best
-
-
-def _broadcast_heads(source: KeyValueSource, heads: Dim) -> KeyValueSource:
-    """One key head that the product broadcasts serves all query heads."""
-    if source.heads == 1 and source.repeats == 1 and heads != 1:
-        return dataclasses.replace(source, repeats=heads)
-    return source
-
-
-def _layout_step(node: ir.Node, view: ShapeView) -> ir.Value | None:
-    """The value that ``node`` only lays out anew or multiplies by one number."""
-    if node.domain:
-        return None
-    if node.op_type in LAYOUT_OPS:
-        return node.inputs[0]
-    if node.op_type == "Mul":
-        left, right = node.inputs[0], node.inputs[1]
-        if left is not None and right is not None:
-            if _is_number(right, view):
-                return left
-            if _is_number(left, view):
-                return right
-    if node.op_type == "Div" and node.inputs[1] is not None and _is_number(node.inputs[1], view):
-        return node.inputs[0]
-    return None
-
-
-def _is_number(value: ir.Value, view: ShapeView) -> bool:
-    shape = view.shape(value)
-    return shape is not None and all(size == 1 for size in shape) and len(shape) <= 1
-
-
-def _describe(
-    base: ir.Value,
-    steps: tuple[ir.Node, ...],
-    scales: set[ir.Node],
-    axes: tuple[int, int],
-    view: ShapeView,
-    batch: Dim,
-) -> KeyValueSource | None:
-    layout = [node for node in steps if node not in scales]
-    trace = trace_axes(base, layout, view)
-    if trace is not None and len(trace) == 3:
-        # Batch and heads on one axis: the batch is its first factor, where it is not 1.
-        merged = trace[0]
-        apart = 1 if merged and batch != 1 and merged[0].size == batch else 0
-        trace = (merged[:apart], merged[apart:], *trace[1:])
-    if trace is None or len(trace) != 4:
-        return None
-    length, feature = axes
-    batch_axis = _only_axis(trace[0])
-    length_axis, feature_axis = _only_axis(trace[length]), _only_axis(trace[feature])
-    if length_axis is None or length_axis < 0 or feature_axis is None or feature_axis < 0:
-        return None
-    heads = _head_axes(trace)
-    if heads is None or (trace[0] and (batch_axis is None or batch_axis < 0)):
-        return None
-    head_axis, count, repeats = heads
-    used = {batch_axis, length_axis, feature_axis, head_axis}
-    shape = view.shape(base)
-    if shape is None or len(shape) > 4 or any(axis not in used and size != 1 for axis, size in enumerate(shape)):
-        return None
-    return KeyValueSource(
-        base=base,
-        steps=steps,
-        scales=tuple(node for node in steps if node in scales),
-        batch_axis=batch_axis,
-        head_axis=head_axis,
-        length_axis=length_axis,
-        feature_axis=feature_axis,
-        heads=count,
-        repeats=repeats,
-    )
-
-
-def _only_axis(factors: tuple[object, ...]) -> int | None:
-    """The source axis that makes up an axis alone; -1 for a repetition; None where there are none or several."""
-    if len(factors) != 1:
-        return None
-    axis: int = factors[0].axis  # type: ignore[attr-defined]
-    return axis
-
-
-def _head_axes(trace: AxisTrace) -> tuple[int | None, Dim, Dim] | None:
-    """The head axis of the source, G and R, from the factors ``(g)``, ``(g, r)``, ``(r)`` or ``()`` of the head axis."""
-    factors = trace[1]
-    if not factors:
-        return None, 1, 1
-    if len(factors) == 1:
-        single = factors[0]
-        return (None, 1, single.size) if single.axis < 0 else (single.axis, single.size, 1)
-    if len(factors) == 2 and factors[0].axis >= 0 and factors[1].axis < 0:
-        return factors[0].axis, factors[0].size, factors[1].size
-    return None

@@ -18,7 +18,7 @@ from graphsurgery.patterns.matcher import is_op
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from graphsurgery.patterns.attention import AttentionSite
+    from graphsurgery.patterns.attention_sites import AttentionSite
 
 __all__ = ["LOW", "Mask", "find_mask"]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.editing.spans import Span
-    from graphsurgery.patterns.attention import AttentionSite
+    from graphsurgery.patterns.attention_sites import AttentionSite
     from graphsurgery.patterns.masks import Mask
 
 __all__ = ["BlockPlan", "Heads", "State", "chain_operands", "keys_blockable", "row_guard", "unclear_operand"]

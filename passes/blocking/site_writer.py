@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from graphsurgery.analysis.dims import Dim
     from graphsurgery.passes.blocking.writer import BlockWriter
-    from graphsurgery.patterns.attention import AttentionSite, KeyValueSource
+    from graphsurgery.patterns.attention_sites import AttentionSite, KeyValueSource
 
 __all__ = ["SiteWriter"]
 

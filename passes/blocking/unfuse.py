@@ -16,7 +16,7 @@ import onnx_ir as ir
 if TYPE_CHECKING:
     from graphsurgery.analysis.dims import Dim
     from graphsurgery.analysis.shapes import ShapeView
-    from graphsurgery.patterns.attention import FusedAttention
+    from graphsurgery.patterns.attention_sites import FusedAttention
     from graphsurgery.rewrite import Rewrite
 
 __all__ = ["unfuse", "why_not_unfused"]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from graphsurgery.analysis.dims import Dim
     from graphsurgery.analysis.shapes import Shapes
-    from graphsurgery.patterns.attention import AttentionSite
+    from graphsurgery.patterns.attention_sites import AttentionSite
     from graphsurgery.rewrite import Rewrite
 
 __all__ = ["BlockWriter"]

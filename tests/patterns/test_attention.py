@@ -9,7 +9,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from graphsurgery.analysis.shapes import Shapes
-from graphsurgery.patterns.attention import AttentionSite, FusedAttention, find_attentions
+from graphsurgery.patterns.attention import find_attentions
+from graphsurgery.patterns.attention_sites import AttentionSite, FusedAttention
 from graphsurgery.patterns.axes import Factor, trace_axes
 from graphsurgery.patterns.matcher import GraphIndex
 from graphsurgery.patterns.site import Refusal

@@ -1,0 +1,113 @@
+"""What the attention recogniser returns."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from graphsurgery.patterns.site import Site
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from graphsurgery.analysis.dims import Dim
+
+__all__ = ["AttentionSite", "FusedAttention", "KeyValueSource", "Sink"]
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyValueSource:
+    """Where keys or values come from.
+
+    Attributes:
+        base: the unexpanded value, ``[B, G, T, D]`` up to the order of its axes: the cache after the write.
+        steps: the nodes between it and the product, in execution order: layout and multiplication by a constant.
+        scales: those of the steps that multiply or divide by a constant.
+        batch_axis: axis of ``base`` that is the batch; None where it is 1 or absent.
+        head_axis: axis of ``base`` that is the heads; None where there is one head for all.
+        length_axis: axis of ``base`` of size T.
+        feature_axis: axis of ``base`` of size D.
+        heads: G.
+        repeats: query heads for each key head, R = H / G.
+    """
+
+    base: ir.Value
+    steps: tuple[ir.Node, ...]
+    scales: tuple[ir.Node, ...]
+    batch_axis: int | None
+    head_axis: int | None
+    length_axis: int
+    feature_axis: int
+    heads: Dim
+    repeats: Dim
+
+
+@dataclasses.dataclass(frozen=True)
+class Sink:
+    """A learned score that takes part in the softmax and is dropped behind it.
+
+    Attributes:
+        join: the Concat that puts it behind the scores.
+        value: the sink, ``[B, H, S, 1]`` as joined.
+        cut: the Slice behind the softmax that drops its probability.
+    """
+
+    join: ir.Node
+    value: ir.Value
+    cut: ir.Node
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttentionSite(Site):
+    """One decomposed attention.
+
+    Attributes:
+        query: left operand of the score product, ``[B, H, S, D]``.
+        scores: the score product.
+        chain: the nodes from the scores to the softmax, both excluded, in execution order.
+        softmax: the softmax.
+        tail: the nodes from the softmax to the value product, both excluded.
+        product: the value product; its output is ``[B, H, S, Dv]``.
+        key: where the keys come from.
+        value: where the values come from.
+        sink: the sink, where there is one.
+        stabiliser: the (ReduceMax, Sub) nodes of the chain that subtract the row maximum: without effect on a softmax.
+        probabilities_read: who else reads the scores or probabilities; None where nobody does.
+        batch: B.
+        heads: H.
+        length: S.
+        total: T.
+    """
+
+    query: ir.Value
+    scores: ir.Node
+    chain: tuple[ir.Node, ...]
+    softmax: ir.Node
+    tail: tuple[ir.Node, ...]
+    product: ir.Node
+    key: KeyValueSource
+    value: KeyValueSource
+    sink: Sink | None
+    stabiliser: tuple[ir.Node, ...]
+    probabilities_read: str | None
+    batch: Dim
+    heads: Dim
+    length: Dim
+    total: Dim
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FusedAttention(Site):
+    """Attention that is one operator.
+
+    Attributes:
+        node: the operator.
+        operator: its name.
+        query: its query operand.
+        past: its past key and value operands, where they are given.
+    """
+
+    node: ir.Node
+    operator: str
+    query: ir.Value
+    past: tuple[ir.Value, ir.Value] | None

@@ -320,3 +320,39 @@ def test_lengths_that_cannot_be_told_are_refused_by_name() -> None:
     assert report.sites[0].reason.startswith(
         "an operand of its chain cannot be cut to blocks: '/model/Where_20_output_0'"
     )
+
+
+# ---- in a pipeline ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss_batched"])
+def test_static_graphs_have_static_slices(name: str, tmp_path: Path) -> None:
+    """After bind-dims nothing is computed from shapes: every bound of a slice is a constant."""
+    model = load(_path(name))
+    Pipeline(["bind-dims{batch=1,seq=16,past=8}", "block-attention{q_blocks=2,kv_blocks=3,skip=none}", "tidy"])(model)
+    kinds = collections.Counter(node.op_type for node in model.graph.all_nodes())
+    assert kinds["Shape"] == kinds["If"] == kinds["Loop"] == 0
+    for node in model.graph.all_nodes():
+        if node.op_type == "Slice" and node.metadata_props.get("graphsurgery.pass") == "block-attention":
+            assert all(value is not None and value.is_initializer() for value in node.inputs[1:])
+    save(model, tmp_path / "out.onnx", weights="copy")
+    result = verify_models(_path(name), tmp_path / "out.onnx", opt_level_check=False)
+    assert result.status == "equal", result.reasons
+
+
+def _decoded(name: str, mode: str, output: Path) -> None:
+    apply(_path(name), MODES[mode], output)
+    result = verify_models(_path(name), output, depth="generate", steps=10, opt_level_check=False)
+    assert result.status == "equal", result.reasons
+    assert result.token_differences == ()
+
+
+def test_ten_greedy_steps(tmp_path: Path) -> None:
+    _decoded("llama", "loop_qkv", tmp_path / "out.onnx")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["prefill_q", "prefill_kv", "prefill_qkv", "heads_qkv", "loop_qkv", "skip_if_loop"])
+@pytest.mark.parametrize("name", EXPORTS)
+def test_ten_greedy_steps_of_every_export(name: str, mode: str, tmp_path: Path) -> None:
+    _decoded(name, mode, tmp_path / "out.onnx")

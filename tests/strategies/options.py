@@ -33,6 +33,9 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
     """Values that are mostly valid for a field of this type."""
     if annotation is int:
         return st.integers(1, 64)
+    if annotation is float:
+        # Two NaN are never equal, so an outcome that holds one could not be compared.
+        return st.floats(allow_nan=False)
     if annotation is str:
         return _TEXTS
     if typing.get_origin(annotation) is tuple:

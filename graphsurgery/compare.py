@@ -25,9 +25,9 @@ from graphsurgery.comparison.numbering import Interner, number_cells
 from graphsurgery.comparison.outwards import match_views
 from graphsurgery.comparison.references import DataFiles, Keys, census
 from graphsurgery.comparison.unfolding import unfold
-from graphsurgery.errors import InputRefusedError, UsageError
+from graphsurgery.errors import UsageError
+from graphsurgery.model_files.finding import find_models
 from graphsurgery.model_files.serialising import paused_gc
-from graphsurgery.model_files.staging import is_temporary
 from graphsurgery.model_io import load, source_of
 
 if TYPE_CHECKING:
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     Input: TypeAlias = str | os.PathLike[str] | ir.Model
 
 __all__ = ["DiffReport", "ModelDiff", "diff_models"]
-
-_BOOKKEEPING = frozenset({".git", ".cache"})
 
 
 def diff_models(a: Input, b: Input) -> DiffReport:
@@ -86,10 +84,7 @@ def _called(given: Input, model: ir.Model) -> str:
 
 
 def _compare_directories(a: Path, b: Path) -> Iterator[ModelDiff]:
-    ours, theirs = _model_files(a), _model_files(b)
-    for path, found in ((a, ours), (b, theirs)):
-        if not found:
-            raise InputRefusedError(f"{path} holds no .onnx file: give the directory of a model, or an .onnx file.")
+    ours, theirs = find_models(a), find_models(b)
     for name in sorted({*ours, *theirs}):
         relative = Path(name)
         model = relative.parent.as_posix() if relative.parent.name else a.resolve().name
@@ -103,22 +98,6 @@ def _compare_directories(a: Path, b: Path) -> Iterator[ModelDiff]:
         else:
             sizes = {key: Size(None, size) for key, size in side.sizes().items()}
             yield ModelDiff(model, relative.stem, "added", b=side.path, sizes=sizes)
-
-
-def _model_files(directory: Path) -> dict[str, Path]:
-    found = {}
-
-    def refuse(error: OSError) -> None:
-        message = f"{error.filename} cannot be listed ({error.strerror}): check the path and its permissions."
-        raise InputRefusedError(message) from error
-
-    for top, directories, names in os.walk(directory, onerror=refuse):
-        directories[:] = [name for name in directories if name not in _BOOKKEEPING and not is_temporary(name)]
-        for name in names:
-            if name.endswith(".onnx") and not is_temporary(name):
-                path = Path(top, name)
-                found[path.relative_to(directory).as_posix()] = path
-    return found
 
 
 @dataclasses.dataclass(frozen=True)

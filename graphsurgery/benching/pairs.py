@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from graphsurgery.errors import InputRefusedError, UsageError
-from graphsurgery.model_files.staging import is_temporary
+from graphsurgery.model_files.finding import find_models
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["Pair", "find_pairs"]
-
-_BOOKKEEPING = frozenset({".git", ".cache"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,31 +41,13 @@ def find_pairs(a: Path, b: Path | None) -> tuple[tuple[Pair, ...], tuple[str, ..
         raise UsageError(f"{directory} is a directory and {file} is not: give two files or two directories.")
     if not a.is_dir():
         return (Pair(a.name, a, b),), ()
-    ours = _models(a)
+    ours = find_models(a)
     if b is None:
         return tuple(Pair(name, ours[name], None) for name in sorted(ours)), ()
-    theirs = _models(b)
+    theirs = find_models(b)
     common = sorted({*ours} & {*theirs})
     if not common:
         raise InputRefusedError(f"No model in {a} has a namesake in {b}: give the files themselves.")
     notes = [f"{name} is only in {a}: not measured" for name in sorted({*ours} - {*theirs})]
     notes += [f"{name} is only in {b}: not measured" for name in sorted({*theirs} - {*ours})]
     return tuple(Pair(name, ours[name], theirs[name]) for name in common), tuple(notes)
-
-
-def _models(directory: Path) -> dict[str, Path]:
-    found: dict[str, Path] = {}
-
-    def refuse(error: OSError) -> None:
-        message = f"{error.filename} cannot be listed ({error.strerror}): check the path and its permissions."
-        raise InputRefusedError(message) from error
-
-    for top, directories, names in os.walk(directory, onerror=refuse):
-        directories[:] = [name for name in directories if name not in _BOOKKEEPING and not is_temporary(name)]
-        for name in names:
-            if name.endswith(".onnx") and not is_temporary(name):
-                path = Path(top, name)
-                found[path.relative_to(directory).as_posix()] = path
-    if not found:
-        raise InputRefusedError(f"{directory} holds no .onnx file: give the directory of a model, or an .onnx file.")
-    return found

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as binding
 
 from graphsurgery.contracts import read_contracts
 from graphsurgery.pipeline import Pipeline
@@ -19,9 +20,12 @@ if TYPE_CHECKING:
     from graphsurgery.pass_base import Pass
     from graphsurgery.site_report import SiteReport
 
-__all__ = ["Arrays", "assert_pruned_equal", "prune", "run", "session", "tolerance_of"]
+__all__ = ["REFUSALS", "Arrays", "assert_pruned_equal", "prune", "run", "session", "tolerance_of"]
 
 Arrays = dict[str, Any]
+
+REFUSALS = tuple(kind for kind in vars(binding).values() if isinstance(kind, type) and issubclass(kind, Exception))
+"""What ONNX Runtime raises for a model or feeds that it does not take; they have no base of their own."""
 
 
 def session(model: onnx.ModelProto | ir.Model, folder: Path | None = None) -> ort.InferenceSession:

@@ -159,7 +159,9 @@ def test_every_export_is_verified(path, batch, seq, past, tmp_path):
     model = load(FIXTURES / path)
     spec = spec_for(path, batch, seq, past)
     if "genai" in path and batch > 1 and seq > 1 and past:
-        pytest.skip("GroupQueryAttention takes no such batch")
+        pytest.skip(
+            "ONNX Runtime's GroupQueryAttention refuses several prompt rows after a cache when the batch is over 1"
+        )
     report = Pipeline([f"bind-dims{{{spec}}}"], check=True)(model)
     assert report.changed
     shapes = shapes_of(model)

@@ -1,0 +1,125 @@
+"""What the experts' recogniser returns: one form for every spelling of an expert block.
+
+An expert block takes token rows ``[T, H]``, the experts that a router chose for each, ``[T, K]``, and their weights,
+``[T, K]``; it puts each row through its K experts and adds the K results. What one expert does with one row is kept
+as a small program, the *body*: the exporter's own nodes, each with what it reads:
+
+* a :class:`StepOutput`: what an earlier step gave;
+* :data:`TOKEN_ROW`: the token's row, ``[N, H]``, one row for each (token, choice) that is computed;
+* :data:`ROUTE_WEIGHT`: the weight that the router gave this expert for this token, ``[N, 1]``;
+* an :class:`ExpertTensor`: a parameter of which each expert has its own;
+* an ``ir.Value``: a constant or computed value that depends neither on the token nor on the expert.
+
+So a scale of the input (Llama 4), of the output (most others) or of something in between is a step like any other,
+and so are biases, norms inside an expert, clamps and the dequantisation of a weight. The result of the last step is
+added up over the K choices of each token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import TYPE_CHECKING, TypeAlias
+
+from graphsurgery.patterns.site import Site
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from graphsurgery.analysis.dims import Dim
+
+__all__ = ["ROUTE_WEIGHT", "TOKEN_ROW", "ExpertSite", "ExpertStep", "ExpertTensor", "Operand", "RowInput", "StepOutput"]
+
+
+class RowInput(enum.Enum):
+    """What a row of an expert's computation starts from."""
+
+    TOKEN = "token"
+    WEIGHT = "weight"
+
+
+TOKEN_ROW = RowInput.TOKEN
+ROUTE_WEIGHT = RowInput.WEIGHT
+
+
+@dataclasses.dataclass(frozen=True)
+class StepOutput:
+    """What step number ``step`` of the body gave."""
+
+    step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertTensor:
+    """A parameter of which each expert has its own.
+
+    Attributes:
+        values: one value for each expert, in the order of their numbers; or a single one whose axis 0 is the experts.
+        stacked: whether it is a single one.
+        shape: shape of one expert's part, as it is stored (``[H, 2I]``, ``[2I, H]``, ``[2I]``, ``[]``).
+    """
+
+    values: tuple[ir.Value, ...]
+    stacked: bool
+    shape: tuple[int, ...]
+
+
+Operand: TypeAlias = "RowInput | StepOutput | ExpertTensor | ir.Value | None"
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertStep:
+    """One node of what an expert does.
+
+    Steps that read rows give rows ``[N, F]``: they work on the last axis or element by element, so that any number of
+    leading axes will do. Steps that read parameters only (dequantisation, a transpose, a cast of a weight) give one
+    value for each expert; their result has the shape of one expert's part, and axes in ``node`` that count an experts'
+    axis are already shifted in ``axes``.
+
+    Attributes:
+        node: the exporter's node, for its operator and attributes (the first expert's, where each has its own).
+        operands: what it reads, in the order of its inputs.
+        output: which of its outputs is used.
+        per_row: whether it gives rows; otherwise one value for each expert.
+        axes: the axes that the node works on, where it names any (attribute or operand), counted from the end:
+            ``(-1,)`` for a Slice, Split, Concat, Softmax or reduction of the last axis; for Transpose the permutation
+            of one expert's part, from the front.
+    """
+
+    node: ir.Node
+    operands: tuple[Operand, ...]
+    output: int = 0
+    per_row: bool = True
+    axes: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExpertSite(Site):
+    """One expert block.
+
+    Attributes:
+        form: how the exporter wrote it: ``dense``, ``loop``, ``grouped``, ``batched`` or ``op``.
+        tokens: the token rows, ``[T, H]`` (or ``[B, S, H]``, T = B*S), before any repetition or sorting.
+        indices: the chosen experts, integer ``[T, K]`` (or ``[B, S, K]``), as they really reach the experts.
+        weights: their weights, ``[T, K]``, as they really reach the experts; None where the block does not weight.
+        output: the sum over the chosen experts, same rank and dtype as ``tokens``; a value of the graph that the
+            rewrite replaces.
+        body: what one expert does with one row, in execution order; the last step's result ``[N, H]`` is added up.
+        experts: E.
+        top_k: K.
+        tokens_dim: T.
+        hidden: H.
+        interior: all nodes that belong to the block and to nothing else, for the count of what goes away.
+    """
+
+    form: str
+    tokens: ir.Value
+    indices: ir.Value
+    weights: ir.Value | None
+    output: ir.Value
+    body: tuple[ExpertStep, ...]
+    experts: int
+    top_k: int
+    tokens_dim: Dim
+    hidden: int
+    interior: tuple[ir.Node, ...]

@@ -109,7 +109,9 @@ class _Finder:
         root = next(iter(found.roots))
         weights = next(iter(found.weights), None)
         if self._numbers.top_k(root) != copies:
-            raise UnreadableError(f"it adds up {copies} rows a token, but {self._numbers.top_k(root)} experts are chosen")
+            raise UnreadableError(
+                f"it adds up {copies} rows a token, but {self._numbers.top_k(root)} experts are chosen"
+            )
         tokens = self._tokens(found, output)
         boundary = {item for item in (tokens, root, weights) if item is not None}
         interior = _interior(node, boundary)
@@ -118,7 +120,11 @@ class _Finder:
         experts = next(iter({size for size in self._experts_of(body)}))
         hidden, many = self._shapes.dim(tokens, -1), self._shapes.shape(root)
         assert isinstance(hidden, int) and many is not None
-        form = "grouped" if any(is_op(inner, "Concat") for inner in interior) and "sorted" in self._spaces(found) else "batched"
+        form = (
+            "grouped"
+            if any(is_op(inner, "Concat") for inner in interior) and "sorted" in self._spaces(found)
+            else "batched"
+        )
         return ExpertSite(
             id="",
             kinds=("experts", form),
@@ -167,9 +173,14 @@ class _Finder:
             for value in node.outputs:
                 if value.is_graph_output():
                     raise UnreadableError(f"its value {value.name!r} is an output of the model")
-            outside = next((r for value in node.outputs for r in readers(value) if r not in interior and r not in found.nodes), None)
+            outside = next(
+                (r for value in node.outputs for r in readers(value) if r not in interior and r not in found.nodes),
+                None,
+            )
             if outside is not None:
-                raise UnreadableError(f"its value {node.outputs[0].name!r} is read elsewhere by {outside.op_type} {outside.name!r}")
+                raise UnreadableError(
+                    f"its value {node.outputs[0].name!r} is read elsewhere by {outside.op_type} {outside.name!r}"
+                )
         for node in found.nodes:
             if node not in interior:
                 raise UnreadableError(f"its value {node.outputs[0].name!r} is read elsewhere")

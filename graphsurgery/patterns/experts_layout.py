@@ -38,7 +38,9 @@ def atoms(labels: Sequence[str]) -> Labels:
 
 def same_axes(labels: Sequence[str], others: Sequence[str]) -> bool:
     """Whether two values count the same things in the same order, whatever is merged."""
-    first, second = (tuple(a for label in atoms(x) for a in (("b", "s") if label == "t" else (label,))) for x in (labels, others))
+    first, second = (
+        tuple(a for label in atoms(x) for a in (("b", "s") if label == "t" else (label,))) for x in (labels, others)
+    )
     return first == second
 
 

@@ -330,7 +330,9 @@ class IndexReader:
         if isinstance(index, Numbers) and index.kind == "position" and self.position_kind(index) == "tc":
             known = self.content(source) or self.chosen(source)
             if isinstance(known, Numbers) and known.axes == ("tc",) and known.space is None:
-                return dataclasses.replace(known, axes=index.axes, space=index.space) if known.root is index.root else None
+                return (
+                    dataclasses.replace(known, axes=index.axes, space=index.space) if known.root is index.root else None
+                )
         if isinstance(index, Run):
             known = self.content(source)
             if isinstance(known, Numbers) and known.space == Space("sorted", index.root):

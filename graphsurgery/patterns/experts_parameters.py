@@ -143,7 +143,9 @@ class ParameterReader:
             operands = tuple(None if item is None else self.part(item) for item in node.inputs)
             return Step(node, operands, per_row=False, axes=(place,) if scale else (), value=value)
         if kind in _ELEMENTWISE and all(item is not None for item in node.inputs):
-            return Step(node, tuple(self.part(item) for item in node.inputs if item is not None), per_row=False, value=value)
+            return Step(
+                node, tuple(self.part(item) for item in node.inputs if item is not None), per_row=False, value=value
+            )
         return value
 
     def _cut(self, value: ir.Value) -> Part | None:
@@ -232,8 +234,10 @@ class _Unifier:
             return self._steps([item for item in copies if isinstance(item, Step)])
         if all(isinstance(item, ir.Value) for item in copies):
             return self._values([item for item in copies if isinstance(item, ir.Value)])
-        raise UnreadableError(f"the experts do not all do the same: {_describe(first)} in one and "
-                              f"{_describe(next(item for item in copies if type(item) is not type(first)))} in another")
+        raise UnreadableError(
+            f"the experts do not all do the same: {_describe(first)} in one and "
+            f"{_describe(next(item for item in copies if type(item) is not type(first)))} in another"
+        )
 
     def _parts(self, copies: list[Part]) -> Term:
         whole = copies[0].whole

@@ -44,7 +44,14 @@ _REDUCTIONS = frozenset(
     {"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceProd"}
 )
 _ROW_NORMS = frozenset(
-    {"Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization", "LpNormalization"}
+    {
+        "Softmax",
+        "LogSoftmax",
+        "LayerNormalization",
+        "RMSNormalization",
+        "SimplifiedLayerNormalization",
+        "LpNormalization",
+    }
 )
 _LAYOUT = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Flatten"})
 _MAX_DEPTH = 120
@@ -276,9 +283,7 @@ class RowReader:
         if shape is None or len(shape) > len(axes):
             raise UnreadableError(f"value {value.name!r} has no known shape")
         tail = range(len(axes) - len(shape), len(axes))
-        return tuple(
-            "1" if shape[place - tail.start] == 1 and sizes[place] != 1 else axes[place] for place in tail
-        )
+        return tuple("1" if shape[place - tail.start] == 1 and sizes[place] != 1 else axes[place] for place in tail)
 
     def _sizes(self, value: ir.Value) -> tuple[Dim, ...]:
         shape = self._shapes.shape(value)

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from graphsurgery.analysis.constants import const_int, const_ints, constant_of
 from graphsurgery.patterns.experts_layout import atoms, regroup, same_axes
+from graphsurgery.patterns.matcher import through
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -157,6 +158,14 @@ class IndexReader:
         size = self._shapes.dim(root, -1)
         assert isinstance(size, int)
         return size
+
+    def distinct(self, root: ir.Value) -> bool:
+        """Whether no expert is chosen twice for a token."""
+        node = through(root).producer()
+        if node is None or node.op_type != "TopK" or node.domain or node.outputs[1] is not through(root):
+            return False
+        axis, rank = node.attributes.get("axis"), self._shapes.rank(root)
+        return axis is None or rank is None or axis.as_int() % rank == rank - 1
 
     # ---- reading --------------------------------------------------------------------------------------------------
 

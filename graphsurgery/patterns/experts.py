@@ -16,10 +16,11 @@ from graphsurgery.analysis.shapes import shapes_of
 from graphsurgery.patterns.attention import layer_of
 from graphsurgery.patterns.experts_dense import SpreadReader, adds_nothing, replace_weight, unchosen
 from graphsurgery.patterns.experts_finish import finish
-from graphsurgery.patterns.experts_numbers import IndexReader
+from graphsurgery.patterns.experts_loop import LoopReader
+from graphsurgery.patterns.experts_numbers import IndexReader, reduced_axes
 from graphsurgery.patterns.experts_parameters import ParameterReader
-from graphsurgery.patterns.experts_rows import RowReader, reduced_axes
-from graphsurgery.patterns.experts_terms import Step, UnreadableError
+from graphsurgery.patterns.experts_rows import RowReader
+from graphsurgery.patterns.experts_terms import Step, UnreadableError, label
 from graphsurgery.patterns.matcher import GraphIndex
 from graphsurgery.patterns.site import Refusal
 
@@ -58,6 +59,18 @@ class _Finder:
                 site = self._summed(node)
                 if site is not None:
                     found.append((self._index.order[node], site))
+        loops = LoopReader(self._shapes, self._index, self._numbers, self._parameters, self._constant)
+        for item in loops.sums(self._model.graph):
+            try:
+                block = loops.read(item)
+            except UnreadableError as error:
+                found.append((self._index.order[item.node], self._refusal(item.node, str(error))))
+                continue
+            if block is not None:
+                found.append((self._index.order[item.node], block))
+        for operator in ("MoE", "QMoE"):
+            for node in self._index.nodes(operator, domain="com.microsoft"):
+                found.append((self._index.order[node], _fused(node)))
         found.sort(key=lambda item: item[0])
         return [dataclasses.replace(site, id=f"experts:{number}") for number, (_, site) in enumerate(found)]
 
@@ -137,6 +150,11 @@ class _Finder:
     def _refusal(self, node: ir.Node, reason: str) -> Refusal:
         text = f"the expert block that ends in {node.op_type} {node.name or node.outputs[0].name!r} cannot be read: {reason}"
         return Refusal(id="", kinds=("experts",), layer=layer_of(node), reason=text)
+
+
+def _fused(node: ir.Node) -> Refusal:
+    reason = f"the expert block is one operator, com.microsoft {label(node)}, which routes inside: no value holds its choice"
+    return Refusal(id="", kinds=("experts", "op"), layer=layer_of(node), reason=reason)
 
 
 def _constant_values(model: ir.Model) -> set[ir.Value]:

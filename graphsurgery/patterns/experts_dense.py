@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphsurgery.analysis.constants import const_scalar, constant_of
+from graphsurgery.analysis.constants import const_int, const_ints, const_scalar, constant_of
 from graphsurgery.patterns.expert_sites import ROUTE_WEIGHT
-from graphsurgery.patterns.experts_numbers import Numbers, OneHot, is_filled
-from graphsurgery.patterns.experts_rows import ELEMENTWISE, reduced_axes
+from graphsurgery.patterns.experts_numbers import Numbers, OneHot, is_filled, reduced_axes
+from graphsurgery.patterns.experts_rows import ELEMENTWISE
 from graphsurgery.patterns.experts_terms import Stack, Step, Term, UnreadableError, label
 
 if TYPE_CHECKING:
@@ -80,6 +80,8 @@ class SpreadReader:
             return self._summed(node, value, axes)
         if kind in ELEMENTWISE:
             return self._computed(node, axes)
+        if kind in ("Gather", "Slice", "Split"):
+            return self._column(node, value, axes)
         raise UnreadableError(f"{label(node)} spreads weights in a way that cannot be followed")
 
     def _scattered(self, node: ir.Node, axes: Labels) -> Spread:
@@ -106,6 +108,31 @@ class SpreadReader:
         if is_filled(updates, 1):
             return Spread(None, numbers.root, None, 1.0 if fill == 1 else fill)
         return Spread(ROUTE_WEIGHT, numbers.root, updates, fill)
+
+    def _column(self, node: ir.Node, value: ir.Value, axes: Labels) -> Spread:
+        """The weights of one expert among those of all."""
+        source, attribute = node.inputs[0], node.attributes.get("axis")
+        rank = self._shapes.rank(source) if source is not None else None
+        axis, place, kept = (0 if attribute is None else attribute.as_int()), None, True
+        if node.op_type == "Gather":
+            place, kept = const_int(node.inputs[1]), self._shapes.rank(value) == rank
+        elif node.op_type == "Split" and self._shapes.dim(value, axis) == 1:
+            place = node.outputs.index(value)
+        elif node.op_type == "Slice" and len(node.inputs) > 3:
+            taken, start = const_ints(node.inputs[3]), const_ints(node.inputs[1])
+            if taken is not None and start is not None and len(taken) == len(start) == 1:
+                axis, place = taken[0], start[0] if self._shapes.dim(value, taken[0]) == 1 else None
+        if source is None or rank is None or place is None:
+            raise UnreadableError(f"{label(node)} takes weights in a way that cannot be followed")
+        axis %= rank
+        experts = self._shapes.dim(source, axis)
+        if kept and axes[axis] != "1":
+            raise UnreadableError(f"{label(node)} takes the weights of something else than an expert")
+        above = (*axes[:axis], "c", *axes[axis + kept :])
+        found = self.read(source, above)
+        if found.number is not None or not isinstance(experts, int):
+            raise UnreadableError(f"{label(node)} takes weights in a way that cannot be followed")
+        return dataclasses.replace(found, number=place + experts if place < 0 else place)
 
     def _filled(self, base: ir.Value | None) -> float | None:
         for number in (0.0, -np.inf):

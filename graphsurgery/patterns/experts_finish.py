@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from graphsurgery.patterns.experts_rows import Found
     from graphsurgery.patterns.matcher import GraphIndex
 
-__all__ = ["finish"]
+__all__ = ["exclusive", "finish"]
 
 
 def finish(
@@ -53,7 +53,7 @@ def finish(
         raise UnreadableError(f"its output {output.name!r} is not as wide as its tokens {tokens.name!r}")
     last = output.producer()
     assert last is not None
-    interior = _interior(last, [value for value in (tokens, root, weights) if value is not None])
+    interior = exclusive(last, [value for value in (tokens, root, weights) if value is not None])
     _check_readers(found.nodes, interior, last)
     return ExpertSite(
         id="",
@@ -102,7 +102,7 @@ def _check_readers(nodes: Iterable[ir.Node], interior: dict[ir.Node, None], last
             raise UnreadableError(f"its value {node.outputs[0].name!r} is read elsewhere")
 
 
-def _interior(last: ir.Node, boundary: Iterable[ir.Value]) -> dict[ir.Node, None]:
+def exclusive(last: ir.Node, boundary: Iterable[ir.Value]) -> dict[ir.Node, None]:
     """``last`` and the nodes above it, up to ``boundary``, that nothing else reads."""
     edge = set(boundary)
     inside: dict[ir.Node, None] = {last: None}

@@ -14,12 +14,12 @@ from graphsurgery.analysis.constants import const_ints, constant_of
 from graphsurgery.analysis.dims import Dim
 from graphsurgery.patterns.expert_sites import ROUTE_WEIGHT, TOKEN_ROW
 from graphsurgery.patterns.experts_layout import ROWS, has_copies, regroup, same_axes
-from graphsurgery.patterns.experts_numbers import Numbers, Run, Slots, Space
+from graphsurgery.patterns.experts_numbers import Numbers, Pairs, Run, Slots, Space, reduced_axes
 from graphsurgery.patterns.experts_parameters import unify
 from graphsurgery.patterns.experts_terms import Step, Term, UnreadableError, label
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     import onnx_ir as ir
 
@@ -109,6 +109,8 @@ class RowReader:
         self._copies = copies
         self._known: dict[tuple[ir.Value, Labels, Space | None], Term] = {}
         self._depth = 0
+        self.spread: Callable[[ir.Value, Labels, Space], Term] | None = None
+        """Reads a number for each token as the weight of one expert; None where it is no such thing."""
         self.inside: Collection[ir.Node] | None = None
         """Where a copy works on all tokens: its nodes; what they read from elsewhere are the tokens."""
 
@@ -135,9 +137,14 @@ class RowReader:
         if value in self._constant or not any(name in ROWS for name in axes):
             return self._shared(value, axes, space)
         node = value.producer()
-        if space is not None and space.kind == "all" and (node is None or node not in (self.inside or ())):
+        everywhere = space is not None and space.kind == "all"
+        if everywhere and "f" not in axes and self.spread is not None:
+            weight = self.spread(value, axes, space)
+            if weight is not None:
+                return weight
+        if everywhere and (node is None or node not in (self.inside or ())):
             return self._token(value, axes)
-        if not has_copies(axes):
+        if not has_copies(axes) and not everywhere:
             if "f" not in axes:
                 raise UnreadableError(f"value {value.name!r} has a number for each token")
             return self._token(value, axes)
@@ -417,6 +424,10 @@ class RowReader:
         assert data is not None and index is not None
         attribute = node.attributes.get("batch_dims")
         shape = self._sizes(index)
+        if attribute is None or not attribute.as_int():
+            pairs = self._numbers.content(index)
+            if isinstance(pairs, Pairs) and pairs.axes == ("r", "d"):
+                return self._rows_of_pairs(node, pairs, data, axes, space)
         if (attribute is not None and attribute.as_int()) or shape[-1] != 1:
             raise UnreadableError(f"{label(node)} picks in a way that cannot be followed")
         taken = axes[: len(shape) - 1]
@@ -473,7 +484,19 @@ class RowReader:
         if content.space != space or not same_axes(content.axes, taken) or counted not in ("tc", "t"):
             raise UnreadableError(f"{label(node)} picks rows by numbers that cannot be followed")
         self.found.roots[content.root] = None
+        if counted == "t" and "f" not in after and self.spread is not None and space is not None:
+            weight = self.spread(data, (*before, counted, *after), space)
+            if weight is not None:
+                return weight
         return self.rows(data, (*before, counted, *after), None)
+
+    def _rows_of_pairs(self, node: ir.Node, pairs: Pairs, data: ir.Value, axes: Labels, space: Space | None) -> Term:
+        """Rows picked by token and choice."""
+        counted = tuple(self._numbers.position_kind(part) for part in pairs.parts)
+        if any(part.space != space for part in pairs.parts) or counted != ("t", "c") or axes[0] != "r":
+            raise UnreadableError(f"{label(node)} picks rows by numbers that cannot be followed")
+        self.found.roots[pairs.root] = None
+        return self.rows(data, ("t", "c", *axes[1:]), None)
 
     def _run_rows(self, node: ir.Node, run: Run, axes: Labels, space: Space | None) -> Term:
         if space != Space("run", run.root, run.number):
@@ -537,11 +560,3 @@ class RowReader:
             else:
                 return None
         return tuple(labels)
-
-
-def reduced_axes(node: ir.Node) -> tuple[int, ...] | None:
-    """The axes that a reduction sums over; None where they are not known or all are."""
-    if len(node.inputs) > 1 and node.inputs[1] is not None:
-        return const_ints(node.inputs[1])
-    attribute = node.attributes.get("axes")
-    return None if attribute is None else tuple(attribute.as_ints())

@@ -153,7 +153,9 @@ class _Finder:
 
 
 def _fused(node: ir.Node) -> Refusal:
-    reason = f"the expert block is one operator, com.microsoft {label(node)}, which routes inside: no value holds its choice"
+    reason = (
+        f"the expert block is one operator, com.microsoft {label(node)}, which routes inside: no value holds its choice"
+    )
     return Refusal(id="", kinds=("experts", "op"), layer=layer_of(node), reason=reason)
 
 

@@ -12,10 +12,12 @@ from graphsurgery.editing.row_numbers import dim_name
 from graphsurgery.editing.row_pushing import RowPusher
 from graphsurgery.editing.row_selection import place
 from graphsurgery.editing.shape_patches import patch_operand, restore_size
+from graphsurgery.editing.versioned_ops import reshape
 from graphsurgery.patterns.dynamic_products import is_dynamic_product
 
 if TYPE_CHECKING:
     from graphsurgery.analysis.cones import Cone, Edge
+    from graphsurgery.analysis.row_blocks import RowBlock
     from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.analysis.slices import RowAxis
     from graphsurgery.editing.row_selection import Placement, RowSelector
@@ -72,6 +74,8 @@ def prune_cone(
             cone,
             view,
         )
+    for block in cone.blocks:
+        _recount(rewrite, block, selector)
     # Shape nodes that only served the operands which have just been replaced are gone after this.
     rewrite.sweep()
     for node, value, rows in list(size_readers(cone)):
@@ -84,6 +88,27 @@ def prune_cone(
         assert at is not None
         selected[edge.value] = write_out(rewrite, edge.node, at, selector, view)
     return selected
+
+
+def _recount(rewrite: Rewrite, block: RowBlock, selector: RowSelector) -> None:
+    """Give the block the numbers of the rows that are left, and forget the sizes that its values had."""
+    for recount in block.recounts:
+        with rewrite.prologue():
+            count = reshape(rewrite, selector.numbers.count_value(flat=True), [], name="rows_scalar", shape=[])
+            if recount.factor != 1:
+                factor = rewrite.constant(recount.factor, "copies")
+                count = rewrite.emit("Mul", [count, factor], name="copied_rows", dtype=ir.DataType.INT64, shape=[])
+            zero, one = rewrite.constant(0, "zero"), rewrite.constant(1, "one")
+            numbers = rewrite.emit("Range", [zero, count, one], name="row_numbers", dtype=ir.DataType.INT64, shape=[None])
+        old = recount.node.inputs[recount.index]
+        if old is not None and old.dtype not in (None, ir.DataType.INT64):
+            rewrite.before(recount.node)
+            numbers = rewrite.emit("Cast", [numbers], {"to": int(old.dtype)}, name="row_numbers", dtype=old.dtype)
+        rewrite.reroute(recount.node, recount.index, numbers)
+    for node in block.nodes:
+        for value in node.outputs:
+            if value is not block.result:
+                value.shape = None
 
 
 def _declare(value: ir.Value, rows: RowAxis, cone: Cone, selector: RowSelector, view: ShapeView) -> None:

@@ -1,0 +1,144 @@
+"""Parts of a graph that turn rows into rows as a whole, though their nodes do not.
+
+An expert block sorts its rows, cuts them up by expert and puts them back: no node of it keeps the order of rows, and
+yet row t of the result depends on row t of its operands alone, whatever their number. :func:`row_block` checks that
+the nodes hold nothing else that counts rows; the climb of rows then takes the block in one step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from graphsurgery.analysis._row_types import Blocked, RowAxis
+from graphsurgery.analysis.dims import Expr, free_names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from graphsurgery.analysis._row_types import View
+    from graphsurgery.analysis.dims import Dim
+
+__all__ = ["Recount", "RowBlock", "row_block"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recount:
+    """Input ``index`` of ``node`` holds 0 .. ``factor`` * T - 1 and must hold as many numbers as there are rows left."""
+
+    node: ir.Node
+    index: int
+    factor: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RowBlock:
+    """Nodes that give row t of ``result`` from row t of ``operands``.
+
+    Attributes:
+        result: what they give.
+        operands: the values whose rows they read, with where they carry them as ``rows`` of the result does.
+        nodes: all of them, in execution order.
+        reads: every (node, input) of them that reads an operand.
+        recounts: the operands from elsewhere that number rows.
+    """
+
+    result: ir.Value
+    operands: tuple[ir.Value, ...]
+    nodes: tuple[ir.Node, ...]
+    reads: tuple[tuple[ir.Node, int, ir.Value], ...]
+    recounts: tuple[Recount, ...]
+
+    def layout(self, value: ir.Value, rows: RowAxis, view: View) -> RowAxis | None:
+        """Where operand ``value`` carries the rows that the result carries on ``rows``; None where that is not known."""
+        mine, its = view.shape(self.result), view.shape(value)
+        if mine is None or its is None:
+            return None
+        if len(its) == len(mine):
+            return rows
+        if len(its) == 2 and len(mine) == 3 and rows == RowAxis(1):
+            return RowAxis(0, flat=True)
+        return RowAxis(1) if len(its) == 3 and len(mine) == 2 and rows.flat else None
+
+
+def row_block(
+    result: ir.Value, operands: Sequence[ir.Value], nodes: Iterable[ir.Node], count: Dim, view: View
+) -> RowBlock | Blocked:
+    """The block of ``nodes`` between ``operands`` and ``result``, or why it cannot compute other than all rows.
+
+    Args:
+        result: what the nodes give; row t depends on row t of the operands only.
+        operands: what they read of which rows can be left out.
+        nodes: all of them, in execution order.
+        count: the number of rows, T.
+        view: shapes.
+    """
+    inside = dict.fromkeys(_with_bodies(nodes))
+    if isinstance(count, int):
+        return Blocked(f"what makes {result.name!r} computes a fixed number of rows")
+    reads: list[tuple[ir.Node, int, ir.Value]] = []
+    recounts: list[Recount] = []
+    for node in inside:
+        for value in node.outputs:
+            if value is not result and value.is_graph_output() and node.graph is result.graph:
+                return Blocked(f"{value.name!r} inside the expert block is an output")
+            if value is not result and any(use.node not in inside for use in value.uses()):
+                return Blocked(f"{value.name!r} inside the expert block is read elsewhere")
+        for index, item in enumerate(node.inputs):
+            # Formal inputs of a body are made in the block too.
+            if item is None or item.producer() in inside or (item.graph is not result.graph and not item.is_initializer()):
+                continue
+            if item in operands:
+                reads.append((node, index, item))
+                continue
+            found = _counted(node, index, item, count, view)
+            if isinstance(found, Blocked):
+                return found
+            if found is not None:
+                recounts.append(found)
+    return RowBlock(result, tuple(operands), tuple(inside), tuple(reads), tuple(recounts))
+
+
+def _with_bodies(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
+    """The nodes, and those of the bodies that they hold."""
+    for node in nodes:
+        yield node
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                yield from attribute.as_graph().all_nodes()
+
+
+def _counted(node: ir.Node, index: int, item: ir.Value, count: Dim, view: View) -> Recount | Blocked | None:
+    """What has to be done about an operand from elsewhere; None where it does not depend on the number of rows."""
+    names = free_names(count)
+    shape, contents = view.shape(item), view.shape_value(item)
+    sizes = [*(shape or ()), *(contents.items if contents is not None else ())]
+    if shape is not None and not any(free_names(size) & names for size in sizes):
+        return None
+    factor = None if not shape or len(shape) != 1 else multiple_of(shape[0], count)
+    producer = item.producer()
+    if factor is not None and producer is not None and _from_zero(producer, view):
+        return Recount(node, index, factor)
+    return Blocked(f"{item.name!r} counts the rows of the expert block and is computed elsewhere")
+
+
+def multiple_of(size: Dim, count: Dim) -> int | None:
+    """n where ``size`` is n times ``count``; None where it is not."""
+    if not isinstance(size, Expr) or not isinstance(count, Expr) or len(size.terms) != 1 or len(count.terms) != 1:
+        return None
+    (monomial, coefficient), (unit, one) = size.terms[0], count.terms[0]
+    return coefficient // one if monomial == unit and coefficient % one == 0 else None
+
+
+def _from_zero(node: ir.Node, view: View) -> bool:
+    """Whether ``node`` is a Range of 0, 1, 2 and so on."""
+    if node.op_type != "Range" or node.domain or len(node.inputs) != 3:
+        return False
+    numbers = []
+    for place in (0, 2):
+        value = node.inputs[place]
+        contents = view.shape_value(value) if value is not None else None
+        numbers.append(contents.single if contents is not None else None)
+    return numbers == [0, 1]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
+from graphsurgery.analysis._row_sizes import is_size
 from graphsurgery.analysis._row_types import Blocked, RowAxis
 from graphsurgery.analysis.dims import Expr, free_names
 
@@ -26,11 +27,21 @@ __all__ = ["Recount", "RowBlock", "row_block"]
 
 @dataclasses.dataclass(frozen=True)
 class Recount:
-    """Input ``index`` of ``node`` holds 0 .. ``factor`` * T - 1 and must hold as many numbers as there are rows left."""
+    """Input ``index`` of ``node`` tells the number of rows, and must tell the one that is left.
+
+    Attributes:
+        node: a node of the block.
+        index: which input.
+        factor: how often the number of rows it tells.
+        flat: whether it counts the rows of all batches (B*S) rather than those of one (S).
+        position: the entry of a list that tells it; None where the operand is 0, 1, 2 ... up to that number.
+    """
 
     node: ir.Node
     index: int
     factor: int
+    flat: bool
+    position: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +75,7 @@ class RowBlock:
 
 
 def row_block(
-    result: ir.Value, operands: Sequence[ir.Value], nodes: Iterable[ir.Node], count: Dim, view: View
+    result: ir.Value, operands: Sequence[ir.Value], nodes: Iterable[ir.Node], count: Dim, length: Dim, view: View
 ) -> RowBlock | Blocked:
     """The block of ``nodes`` between ``operands`` and ``result``, or why it cannot compute other than all rows.
 
@@ -72,33 +83,40 @@ def row_block(
         result: what the nodes give; row t depends on row t of the operands only.
         operands: what they read of which rows can be left out.
         nodes: all of them, in execution order.
-        count: the number of rows, T.
+        count: the number of rows, T: B*S, or S of a packed stream.
+        length: S.
         view: shapes.
     """
     inside = dict.fromkeys(_with_bodies(nodes))
-    if isinstance(count, int):
+    if isinstance(length, int):
         return Blocked(f"what makes {result.name!r} computes a fixed number of rows")
     reads: list[tuple[ir.Node, int, ir.Value]] = []
     recounts: list[Recount] = []
+    known = dict.fromkeys(operands)
     for node in inside:
         for value in node.outputs:
             if value is not result and value.is_graph_output() and node.graph is result.graph:
-                return Blocked(f"{value.name!r} inside the expert block is an output")
+                return Blocked(f"{value.name!r} inside the block is an output")
             if value is not result and any(use.node not in inside for use in value.uses()):
-                return Blocked(f"{value.name!r} inside the expert block is read elsewhere")
+                return Blocked(f"{value.name!r} inside the block is read elsewhere")
         for index, item in enumerate(node.inputs):
             # Formal inputs of a body are made in the block too.
-            if item is None or item.producer() in inside or (item.graph is not result.graph and not item.is_initializer()):
+            if (
+                item is None
+                or item.producer() in inside
+                or (item.graph is not result.graph and not item.is_initializer())
+            ):
                 continue
-            if item in operands:
+            if item in known or (is_size(node) and _carries(item, count, length, view)):
+                # Whose size alone is asked for gets fewer rows as well.
+                known.setdefault(item)
                 reads.append((node, index, item))
                 continue
-            found = _counted(node, index, item, count, view)
+            found = _counted(node, index, item, count, length, view)
             if isinstance(found, Blocked):
                 return found
-            if found is not None:
-                recounts.append(found)
-    return RowBlock(result, tuple(operands), tuple(inside), tuple(reads), tuple(recounts))
+            recounts += found
+    return RowBlock(result, tuple(known), tuple(inside), tuple(reads), tuple(recounts))
 
 
 def _with_bodies(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
@@ -110,22 +128,50 @@ def _with_bodies(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
                 yield from attribute.as_graph().all_nodes()
 
 
-def _counted(node: ir.Node, index: int, item: ir.Value, count: Dim, view: View) -> Recount | Blocked | None:
-    """What has to be done about an operand from elsewhere; None where it does not depend on the number of rows."""
-    names = free_names(count)
+def _carries(item: ir.Value, count: Dim, length: Dim, view: View) -> bool:
+    """Whether ``item`` has the rows on its first axis (``[T, ...]``), or behind the batch (``[B, S, ...]``)."""
+    shape = view.shape(item)
+    if not shape:
+        return False
+    return shape[0] == count or (
+        len(shape) > 2 and shape[1] == length and not free_names(shape[0]) & free_names(length)
+    )
+
+
+def _counted(node: ir.Node, index: int, item: ir.Value, count: Dim, length: Dim, view: View) -> list[Recount] | Blocked:
+    """What has to be done about an operand from elsewhere, so that it tells the number of rows that are left."""
+    names = free_names(length)
     shape, contents = view.shape(item), view.shape_value(item)
-    sizes = [*(shape or ()), *(contents.items if contents is not None else ())]
-    if shape is not None and not any(free_names(size) & names for size in sizes):
-        return None
-    factor = None if not shape or len(shape) != 1 else multiple_of(shape[0], count)
+    if shape is not None and contents is not None and len(shape) < 2:
+        found = []
+        for position, entry in enumerate(contents.items):
+            if not free_names(entry) & names:
+                continue
+            told = _told(entry, count, length)
+            if told is None:
+                return Blocked(f"entry {position} of {item.name!r}, {entry}, is not a number of rows")
+            found.append(Recount(node, index, *told, position))
+        return found
+    if shape is not None and not any(free_names(size) & names for size in shape):
+        return []
+    told = None if shape is None or len(shape) != 1 else _told(shape[0], count, length)
     producer = item.producer()
-    if factor is not None and producer is not None and _from_zero(producer, view):
-        return Recount(node, index, factor)
-    return Blocked(f"{item.name!r} counts the rows of the expert block and is computed elsewhere")
+    if told is not None and producer is not None and _from_zero(producer, view):
+        return [Recount(node, index, *told)]
+    return Blocked(f"{item.name!r} counts the rows of the block and is computed elsewhere")
+
+
+def _told(size: Dim, count: Dim, length: Dim) -> tuple[int, bool] | None:
+    """How often which number of rows ``size`` is, and whether that of all batches."""
+    for unit, flat in ((count, True), (length, False)):
+        factor = multiple_of(size, unit)
+        if factor is not None:
+            return factor, flat
+    return None
 
 
 def multiple_of(size: Dim, count: Dim) -> int | None:
-    """n where ``size`` is n times ``count``; None where it is not."""
+    """How often ``count`` goes into ``size``; None where it does not."""
     if not isinstance(size, Expr) or not isinstance(count, Expr) or len(size.terms) != 1 or len(count.terms) != 1:
         return None
     (monomial, coefficient), (unit, one) = size.terms[0], count.terms[0]

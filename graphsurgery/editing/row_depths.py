@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     import onnx_ir as ir
 
+    from graphsurgery.analysis.dims import Dim
     from graphsurgery.analysis.shapes import Shapes
     from graphsurgery.patterns.interface import TokenInput
 
@@ -101,7 +102,7 @@ def _through_layers(depths: list[Depth], model: ir.Model, shapes: Shapes, tokens
             return False
         return all(place(item, need, shapes, tokens, reader) is not None for item, need in needs)
 
-    deep = deepen(whole, shapes, model, GraphIndex(model).order, admit, _expert_blocks(model, shapes))
+    deep = deepen(whole, shapes, model, GraphIndex(model).order, admit, _expert_blocks(model, shapes, tokens.length))
     if unplaced(deep, shapes, tokens) is not None or len(deep.nodes) == len(whole.nodes):
         reason = unplaced(deep, shapes, tokens) or next(
             iter(deep.stops.values()), "nothing above it is read by it alone"
@@ -125,7 +126,7 @@ def _where_it_stopped(cone: Cone) -> str:
     return f", through {products} matrix products{experts} up to {listed}"
 
 
-def _expert_blocks(model: ir.Model, shapes: Shapes) -> dict[ir.Node, RowBlock | Blocked]:
+def _expert_blocks(model: ir.Model, shapes: Shapes, length: Dim) -> dict[ir.Node, RowBlock | Blocked]:
     """The expert blocks of the model as parts that compute rows, by the node that makes their result."""
     found: dict[ir.Node, RowBlock | Blocked] = {}
     for site in find_experts(model):
@@ -134,7 +135,7 @@ def _expert_blocks(model: ir.Model, shapes: Shapes) -> dict[ir.Node, RowBlock | 
         node = site.output.producer()
         operands = [value for value in (site.tokens, site.indices, site.weights) if value is not None]
         if node is not None:
-            found[node] = row_block(site.output, operands, site.interior, site.tokens_dim, shapes)
+            found[node] = row_block(site.output, operands, site.interior, site.tokens_dim, length, shapes)
     return found
 
 

@@ -34,7 +34,7 @@ def _block(model: ir.Model, first: str, last: str = "y") -> RowBlock | Blocked:
     nodes = [node for node in model.graph if node.outputs[0].name != "other"]
     names = [node.outputs[0].name for node in nodes]
     inside = nodes[names.index(first) : names.index(last) + 1]
-    return row_block(inside[-1].outputs[0], [model.graph.inputs[0]], inside, symbol("t"), shapes_of(model))
+    return row_block(inside[-1].outputs[0], [model.graph.inputs[0]], inside, symbol("t"), symbol("t"), shapes_of(model))
 
 
 def test_everything_that_reads_an_operand_is_told_even_its_size():
@@ -48,14 +48,25 @@ def test_everything_that_reads_an_operand_is_told_even_its_size():
 def test_numbers_from_outside_are_made_anew():
     block = _block(_model(), "sorted")
     assert isinstance(block, RowBlock)
-    assert [(item.node.op_type, item.index, item.factor) for item in block.recounts] == [("Gather", 1, 1), ("Gather", 1, 1)]
+    assert [(item.node.op_type, item.index, item.factor) for item in block.recounts] == [
+        ("Gather", 1, 1),
+        ("Gather", 1, 1),
+    ]
+
+
+def test_a_list_that_tells_the_number_of_rows_is_told_the_new_one():
+    block = _block(_model(), "numbers")
+    assert isinstance(block, RowBlock)
+    assert [(item.node.op_type, item.index, item.factor, item.position) for item in block.recounts] == [
+        ("Range", 1, 1, 0)
+    ]
 
 
 @pytest.mark.parametrize(
     ("model", "first", "reason"),
     [
-        (_model("Identity(doubled)"), "sorted", "'doubled' inside the expert block is read elsewhere"),
-        (_model(), "doubled", "'sorted' counts the rows of the expert block and is computed elsewhere"),
+        (_model("Identity(doubled)"), "sorted", "'doubled' inside the block is read elsewhere"),
+        (_model(), "doubled", "'sorted' counts the rows of the block and is computed elsewhere"),
     ],
 )
 def test_what_cannot_be_cut_is_said(model, first, reason):
@@ -67,7 +78,7 @@ def test_what_cannot_be_cut_is_said(model, first, reason):
 def test_a_fixed_number_of_rows_stays():
     model = _model()
     nodes = list(model.graph)[:-1]
-    block = row_block(nodes[-1].outputs[0], [model.graph.inputs[0]], nodes, 8, shapes_of(model))
+    block = row_block(nodes[-1].outputs[0], [model.graph.inputs[0]], nodes, 8, 8, shapes_of(model))
     assert isinstance(block, Blocked)
     assert block.reason == "what makes 'y' computes a fixed number of rows"
 

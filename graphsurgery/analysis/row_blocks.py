@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["Recount", "RowBlock", "row_block"]
 
 
+_VIEWS = frozenset({"Reshape", "Identity", "Cast", "Flatten", "Squeeze", "Unsqueeze"})
+
+
 @dataclasses.dataclass(frozen=True)
 class Recount:
     """Input ``index`` of ``node`` tells the number of rows, and must tell the one that is left.
@@ -107,8 +110,9 @@ def row_block(
                 or (item.graph is not result.graph and not item.is_initializer())
             ):
                 continue
-            if item in known or (is_size(node) and _carries(item, count, length, view)):
-                # Whose size alone is asked for gets fewer rows as well.
+            # So do other views of an operand, and what is asked for its size alone.
+            alike = is_size(node) or _is_view(item, operands)
+            if item in known or (alike and _carries(item, count, length, view)):
                 known.setdefault(item)
                 reads.append((node, index, item))
                 continue
@@ -136,6 +140,16 @@ def _carries(item: ir.Value, count: Dim, length: Dim, view: View) -> bool:
     return shape[0] == count or (
         len(shape) > 2 and shape[1] == length and not free_names(shape[0]) & free_names(length)
     )
+
+
+def _is_view(item: ir.Value, operands: Sequence[ir.Value]) -> bool:
+    """Whether ``item`` is one of ``operands`` in another shape or type."""
+    while item not in operands:
+        node = item.producer()
+        if node is None or node.domain or node.op_type not in _VIEWS or node.inputs[0] is None:
+            return False
+        item = node.inputs[0]
+    return True
 
 
 def _counted(node: ir.Node, index: int, item: ir.Value, count: Dim, length: Dim, view: View) -> list[Recount] | Blocked:

@@ -125,6 +125,8 @@ def test_bytes_are_those_of_numpy(data, dtype, external, tmp_path_factory):
         assert reason.endswith("are 4 bits and would not begin at a byte.")
         return
     tensor = realise(simplify(expression), "made")
+    if not expected.size:
+        return
     assert tensor.tobytes() == ir.Tensor(expected).tobytes()
     np.testing.assert_array_equal(tensor.numpy(), expected)
     assert tuple(tensor.shape.numpy()) == expected.shape

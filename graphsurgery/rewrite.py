@@ -15,16 +15,24 @@ import numpy as np
 import onnx_ir as ir
 
 from graphsurgery.analysis.shapes import invalidate
+from graphsurgery.errors import UsageError
 from graphsurgery.names import Names
 from graphsurgery.site_report import Boundary
+from graphsurgery.weights.obstacles import checked
+from graphsurgery.weights.records import WEIGHT_KEY, record_of
+from graphsurgery.weights.tensors import realise
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    from graphsurgery.weights import Part
 
 __all__ = ["PASS_KEY", "SITE_KEY", "Rewrite"]
 
 PASS_KEY = "graphsurgery.pass"
 SITE_KEY = "graphsurgery.site"
+
+_WEIGHTS_KEY = "graphsurgery.made_weights"
 
 
 class Rewrite:
@@ -245,6 +253,37 @@ class Rewrite:
             self.model.graph.register_initializer(value)
             self._constants[key] = value
         return self._constants[key]
+
+    def weight(self, expression: Part, name: str) -> ir.Value:
+        """The initializer of the main graph that holds what ``expression`` gives; one for equal expressions of a model.
+
+        Views of a data file, and stacks of parts that lie one behind the other in it, are references to it; anything
+        else is laid out when the model is saved. What the expression is made of may then go: see :meth:`sweep`.
+
+        Args:
+            expression: over initializers of the model, see :mod:`graphsurgery.weights`.
+            name: last part of the name of the initializer, where it is a new one.
+
+        Returns:
+            The initializer; a source itself where the expression is all of it as it is.
+
+        Raises:
+            UsageError: :func:`graphsurgery.weights.obstacle` has something to say against it.
+        """
+        reason, simple = checked(expression)
+        if reason is not None:
+            raise UsageError(f"The weight {self._scope}/{name} cannot be made: {reason}")
+        if isinstance(simple, ir.Value) and simple.graph is self.model.graph:
+            return simple
+        known: dict[Part, ir.Value] = self.model.meta.setdefault(_WEIGHTS_KEY, {})
+        made = known.get(simple)
+        if made is None or made.graph is not self.model.graph:
+            unique = self._names.value(f"{self._scope}/{name}")
+            tensor = realise(simple, unique, {WEIGHT_KEY: record_of(expression)})
+            made = ir.Value(name=unique, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=tensor.shape)
+            self.model.graph.register_initializer(made)
+            known[simple] = made
+        return made
 
     def _tag(self, node: ir.Node) -> None:
         node.metadata_props[PASS_KEY] = self._pass_name

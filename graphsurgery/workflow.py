@@ -51,7 +51,8 @@ class ApplyRequest:
         file: the model file in a directory.
         recipe: a recipe by name, or a TOML file; or
         specs: passes as text.
-        verify: the depth at which the result is held against the input; None for not at all.
+        verify: the depth at which the result is held against the input, ``auto`` for one that fits its size; None for not
+            at all.
         dry_run: stop before anything is written.
         check: check the invariants of the model after each pass.
         force: an existing output may be replaced.
@@ -234,9 +235,14 @@ def _as_named(found: VerifyReport, staged: Staged) -> VerifyReport:
     def named(texts: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(text.replace(str(staged.model_path), str(staged.path)) for text in texts)
 
+    regions = tuple(
+        dataclasses.replace(region, problem=named((region.problem,))[0]) if region.problem else region
+        for region in found.regions
+    )
     return dataclasses.replace(
         found,
         rewritten=str(staged.path),
+        regions=regions,
         reasons=named(found.reasons),
         warnings=named(found.warnings),
         notes=named(found.notes),

@@ -18,7 +18,11 @@ from graphsurgery.cli.output import emit, progress, report_console, report_optio
 @click.option("--recipe", metavar="NAME|FILE.toml", help="Passes of a recipe.")
 @click.option("-p", "--pass", "specs", metavar="SPEC", multiple=True, help="A pass: name or name{option=value,...}.")
 @click.option("--file", metavar="NAME", help="The model file, where IN is a directory with several.")
-@click.option("--verify", metavar="[=DEPTH]", help="Hold the result against IN with ONNX Runtime before it is kept.")
+@click.option(
+    "--verify",
+    metavar="[=DEPTH]",
+    help="Hold the result against IN before it is kept: outputs, generate, regions [default: by size].",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="What the verifier's feeds are drawn from.")
 @click.option("--dry-run", is_flag=True, help="Report what would be done; write nothing.")
 @click.option("--check", is_flag=True, help="Check the invariants of the model after each pass.")

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from graphsurgery.analysis.shapes import shapes_of
 from graphsurgery.contracts import read_contracts
-from graphsurgery.errors import UsageError
 from graphsurgery.model_io import load, source_of
 from graphsurgery.pass_base import count_nodes
 from graphsurgery.patterns.interface import find_attention_mask, find_position_ids, find_token_input
 from graphsurgery.patterns.matcher import GraphIndex
 from graphsurgery.patterns.roles import find_size_roles
-from graphsurgery.pipeline import Pipeline, provenance
+from graphsurgery.pipeline import provenance
 from graphsurgery.registry import pass_names
 from graphsurgery.site_report import SCHEMA
+from graphsurgery.trial import try_passes
 
 if TYPE_CHECKING:
     import os
@@ -147,18 +147,10 @@ def inspect_model(path: str | os.PathLike[str], *, file: str | None = None) -> I
     model = load(path, file=file)
     source = source_of(model)
     assert source is not None
-    passes: list[PassReport] = []
-    unusable: dict[str, str] = {}
-    for name in pass_names():
-        # Each pass is tried on a copy of its own: what it reports is then what it would do, not a guess.
-        try:
-            passes += Pipeline([name])(load(path, file=file)).passes
-        except UsageError as error:
-            unusable[name] = str(error)
     operators = GraphIndex(model).operators()
     ranked = sorted(operators.items(), key=lambda item: (-item[1], item[0]))
     tensors = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
-    return Inspection(
+    about = Inspection(
         path=str(source.path),
         ir_version=model.ir_version,
         opsets=dict(model.opset_imports),
@@ -173,9 +165,12 @@ def inspect_model(path: str | os.PathLike[str], *, file: str | None = None) -> I
         problems=tuple(problem.message for problem in source.problems),
         runs=tuple(provenance(model)),
         contracts=tuple(dataclasses.asdict(contract) for contract in read_contracts(model)),
-        passes=tuple(passes),
-        unusable=unusable,
+        passes=(),
+        unusable={},
     )
+    # Only now: what is told of the file is told of it as it was read.
+    trial = try_passes(model, pass_names(), lambda: load(path, file=file))
+    return dataclasses.replace(about, passes=trial.passes, unusable=trial.unusable)
 
 
 def _inputs(model: ir.Model) -> tuple[ValueInfo, ...]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from rich.console import Console
 
+    from graphsurgery.picture.parts import Picture
     from graphsurgery.site_report import PassReport
 
 __all__ = ["Inspection", "ValueInfo", "inspect_model"]
@@ -60,6 +61,7 @@ class Inspection:
         contracts: what the file promises about its outputs.
         passes: what each pass would do with its default options.
         unusable: passes that cannot run on this model, and why.
+        picture: operators, masks and experts for a person to look at, where it was asked for.
     """
 
     path: str
@@ -78,6 +80,7 @@ class Inspection:
     contracts: tuple[dict[str, Any], ...]
     passes: tuple[PassReport, ...]
     unusable: dict[str, str]
+    picture: Picture | None = None
 
     def to_json(self) -> str:
         """The inspection as JSON text (see docs/reports.md for the schema)."""
@@ -134,12 +137,13 @@ class Inspection:
         console.print(sites)
 
 
-def inspect_model(path: str | os.PathLike[str], *, file: str | None = None) -> Inspection:
+def inspect_model(path: str | os.PathLike[str], *, file: str | None = None, picture: bool = False) -> Inspection:
     """Look at a model file or directory; nothing is written and no external data is read.
 
     Args:
         path: an .onnx file or a model directory.
         file: the model file in a directory.
+        picture: add operators, masks and experts for a person to look at.
 
     Raises:
         InputRefusedError: the input cannot be used.
@@ -170,7 +174,12 @@ def inspect_model(path: str | os.PathLike[str], *, file: str | None = None) -> I
     )
     # Only now: what is told of the file is told of it as it was read.
     trial = try_passes(model, pass_names(), lambda: load(path, file=file))
-    return dataclasses.replace(about, passes=trial.passes, unusable=trial.unusable)
+    painted = None
+    if picture:
+        from graphsurgery.picture.painter import paint
+
+        painted = paint(model, trial.passes)
+    return dataclasses.replace(about, passes=trial.passes, unusable=trial.unusable, picture=painted)
 
 
 def _inputs(model: ir.Model) -> tuple[ValueInfo, ...]:

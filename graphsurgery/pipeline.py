@@ -27,10 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-__all__ = ["PROVENANCE_KEY", "AnyPass", "PassCallback", "Pipeline", "provenance", "sort_nodes"]
+__all__ = ["PROVENANCE_KEY", "SORTED", "AnyPass", "PassCallback", "Pipeline", "provenance", "sort_nodes"]
 
 PROVENANCE_KEY = "graphsurgery.pipeline"
 """Metadata of the result: a JSON list of runs, each with version, passes and hash of the graph that was read."""
+
+SORTED = "The nodes of the input were not in execution order; they were sorted."
+"""The warning of a report."""
 
 AnyPass = Pass | ir.passes.PassBase
 
@@ -103,7 +106,7 @@ class Pipeline:
         """
         report = Report()
         if sort_nodes(model):
-            report.warnings.append("The nodes of the input were not in execution order; they were sorted.")
+            report.warnings.append(SORTED)
         before = set(violations(model)) if self._check else set()
         inexact: set[str] = set()
         drop_analyses(model)

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from graphsurgery.analysis.dims import Expr, free_names
+from graphsurgery.analysis.dims import Expr, evaluate, free_names
 from graphsurgery.analysis.shapes import shapes_of
 from graphsurgery.analysis.slices import runs_along
 from graphsurgery.equivalence.feeds import Sizes, draw_at
@@ -32,6 +32,7 @@ from graphsurgery.picture.mask_cone import MaskCone, UnclearMaskError
 from graphsurgery.picture.parts import MaskPicture, MaskSample
 
 if TYPE_CHECKING:
+    from graphsurgery.analysis.dims import Dim
     from graphsurgery.analysis.shapes import Shapes
     from graphsurgery.equivalence.drawing import Draw
     from graphsurgery.equivalence.roles import Signature
@@ -57,17 +58,16 @@ _MADE = frozenset(
 def mask_pictures(model: ir.Model) -> tuple[MaskPicture, ...]:
     """What the mask of each attention leaves; attentions that read the same mask are one entry. Reads no data files."""
     shapes = shapes_of(model)
-    groups: dict[tuple[ir.Value | None, bool, str], list[Site]] = {}
+    groups: dict[tuple[ir.Value | None, bool, Dim | None, str], list[Site]] = {}
     for site in find_attentions(model, shapes, GraphIndex(model)):
         mask = _mask_of(site, shapes)
         if isinstance(mask, Mask):
-            groups.setdefault((mask.value, mask.boolean and not mask.attended, ""), []).append(site)
+            queries = site.length if isinstance(site, AttentionSite) else None
+            groups.setdefault((mask.value, mask.boolean and not mask.attended, queries, ""), []).append(site)
         else:
-            groups.setdefault((None, False, mask), []).append(site)
+            groups.setdefault((None, False, None, mask), []).append(site)
     sampler = _Sampler(model, shapes)
-    return tuple(
-        _picture(sampler, value, inverted, reason, sites) for (value, inverted, reason), sites in groups.items()
-    )
+    return tuple(_picture(sampler, *key, sites) for key, sites in groups.items())
 
 
 def _mask_of(site: Site, shapes: Shapes) -> Mask | str:
@@ -90,12 +90,14 @@ def _mask_of(site: Site, shapes: Shapes) -> Mask | str:
     return find_mask(site, list(dict.fromkeys(wide)))
 
 
-def _picture(sampler: _Sampler, value: ir.Value | None, inverted: bool, reason: str, sites: list[Site]) -> MaskPicture:
+def _picture(
+    sampler: _Sampler, value: ir.Value | None, inverted: bool, queries: Dim | None, reason: str, sites: list[Site]
+) -> MaskPicture:
     kinds = tuple(dict.fromkeys(kind for site in sites for kind in site.kinds))
     sample = None
     if value is not None:
         try:
-            sample = sampler.sample(value, inverted=inverted, sliding="sliding" in kinds)
+            sample = sampler.sample(value, queries, inverted=inverted, sliding="sliding" in kinds)
         except UnclearMaskError as error:
             reason = str(error)
     layers = tuple(dict.fromkeys(site.layer for site in sites if site.layer is not None))
@@ -111,7 +113,7 @@ class _Sampler:
         self._shapes = shapes
         self._signature = _signature(model, shapes)
 
-    def sample(self, value: ir.Value, *, inverted: bool, sliding: bool) -> MaskSample:
+    def sample(self, value: ir.Value, queries: Dim | None, *, inverted: bool, sliding: bool) -> MaskSample:
         for number, length in enumerate(LENGTHS):
             draw = draw_at(self._signature, Sizes(1, length, 0))
             if draw is None:
@@ -123,7 +125,8 @@ class _Sampler:
                 draw = draw_at(self._signature, Sizes(1, found.shape[-1], 0)) or draw
                 sizes = draw.sizes
                 found, fed = self._compute(value, draw)
-            live = _live(found, sizes.length, inverted=inverted)
+            rows = None if queries is None else evaluate(queries, self._sizes(draw))
+            live = _live(found, rows or sizes.length, inverted=inverted)
             everything = int(np.tril(np.ones(live.shape, dtype=np.bool_), live.shape[1] - live.shape[0]).sum())
             more = number + 1 < len(LENGTHS) and sizes.length == length
             if not (sliding and more and int(live.sum()) >= everything):

@@ -18,10 +18,14 @@ __all__ = ["experts"]
 _WIDTH, _HIGH, _LEFT = 330, 120, 36
 _FORMS = {
     "dense": "every expert on every token",
-    "gather": "chosen rows, and a copy of the weights for each",
+    "gather": "chosen rows, with a copy of its expert's weights for each of them",
     "grouped": "each expert on its own rows",
     "packed": "chunks of rows of one expert",
 }
+
+
+# The form that computes the same rows as an exporter's.
+_AS_EXPORTED = {"dense": "dense", "batched": "gather", "loop": "grouped", "grouped": "grouped"}
 
 
 def experts(ids: Ids, kinds: Sequence[ExpertPicture]) -> Html:
@@ -38,6 +42,7 @@ def _kind(ids: Ids, kind: ExpertPicture) -> Html:
         f"Exported in {kind.form} form; written as {kind.strategy}. Which experts the router chooses is known only where it "
         f"runs: the two samples of {kind.tokens} tokens are drawn, not measured."
     )
+    notes = [el("li", el("b", form), f": {words}") for form, words in _FORMS.items()]
     return el(
         "div",
         el("h3", title),
@@ -51,7 +56,12 @@ def _kind(ids: Ids, kind: ExpertPicture) -> Html:
         el(
             "div",
             [figure for load in kind.loads for figure in (_tokens(ids, kind, load), _rows(ids, kind, load))],
-            class_="grid",
+            class_="grid pairs",
+        ),
+        el(
+            "details",
+            el("summary", "What each form computes"),
+            el("div", el("ul", list(notes), class_="plain"), class_="inner"),
         ),
     )
 
@@ -92,14 +102,22 @@ def _tokens(ids: Ids, kind: ExpertPicture, load: ExpertLoad) -> Html:
     )
 
 
+def _whose(form: str, written: str, exported: str | None) -> str:
+    """Whether a form is the exporter's or the one of the result."""
+    found = [word for word, holds in (("exported", form == exported), ("now", form in written.split())) if holds]
+    return f" ({', '.join(found)})" if found else ""
+
+
 def _rows(ids: Ids, kind: ExpertPicture, load: ExpertLoad) -> Html:
     most = max(load.rows.values())
+    useful = 2 + (_WIDTH - 12) * kind.useful_rows / most
+    written, exported = kind.strategy, _AS_EXPORTED.get(kind.form)
     parts: list[Html] = []
     for line, (form, rows) in enumerate(load.rows.items()):
         y = 6 + 36 * line
         width = (_WIDTH - 12) * rows / most
         parts += [
-            el("text", form, x=2, y=y + 9, class_="small strong"),
+            el("text", form + _whose(form, written, exported), x=2, y=y + 9, class_="small strong"),
             el(
                 "text",
                 f"{rows:,}".replace(",", "\u202f") + f" rows, {rows / kind.useful_rows:.1f} \u00d7",
@@ -109,22 +127,12 @@ def _rows(ids: Ids, kind: ExpertPicture, load: ExpertLoad) -> Html:
                 class_="small soft",
             ),
             el("rect", x=2, y=y + 14, width=max(width, 1), height=12, rx=2, class_="b"),
+            el("line", x1=useful, x2=useful, y1=y + 11, y2=y + 29, class_="useful"),
         ]
-    useful = 2 + (_WIDTH - 12) * kind.useful_rows / most
-    parts.append(el("line", x1=useful, x2=useful, y1=18, y2=36 * len(load.rows) + 2, class_="useful"))
     told = "; ".join(f"{form}: {rows} rows, {_FORMS[form]}" for form, rows in load.rows.items())
-    notes = [el("li", el("b", form), f": {words}") for form, words in _FORMS.items()]
     return el(
         "figure",
         el("h3", f"Rows computed: {load.name} sample"),
         drawing(ids, _WIDTH, 36 * len(load.rows) + 6, f"Rows computed by form, {load.name} sample", told + ".", parts),
-        el(
-            "figcaption",
-            el("p", f"{kind.useful_rows} rows are useful; chunks of {kind.chunk_size}."),
-            el(
-                "details",
-                el("summary", "What each form computes"),
-                el("div", el("ul", list(notes), class_="plain"), class_="inner"),
-            ),
-        ),
+        el("figcaption", f"{kind.useful_rows} rows are useful; chunks of {kind.chunk_size}."),
     )

@@ -58,7 +58,7 @@ def _table(rows: list[Html], *, compared: bool) -> Html:
     head = el(
         "tr", [el("th", name, scope="col", class_="n" if name not in ("operator", "") else None) for name in titles]
     )
-    table = el("table", el("thead", head), el("tbody", list(rows)))
+    table = el("table", el("thead", head), el("tbody", list(rows)), class_="tight")
     return el("div", table, class_="scroll", tabindex=0, role="region", aria_label="operator counts")
 
 
@@ -108,5 +108,5 @@ def _steps(passes: Sequence[PassReport], counts: Sequence[OperatorCounts]) -> Ht
         el("th", "nodes", scope="col", class_="n"),
         el("th", "change", scope="col", class_="n"),
     )
-    table = el("table", el("thead", head), el("tbody", list(rows)))
+    table = el("table", el("thead", head), el("tbody", list(rows)), class_="tight")
     return el("div", table, class_="scroll", tabindex=0, role="region", aria_label="nodes behind each pass")

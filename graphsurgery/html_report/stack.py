@@ -19,6 +19,7 @@ __all__ = ["site_lists", "stack"]
 
 _WIDTH, _LEFT, _ROW, _GAP = 360, 132, 26, 5
 _LONG_RUN = 3
+_OPENED_GROUPS = 4
 _SHOWN_GROUPS = 40
 _SHOWN_IDS = 200
 
@@ -144,7 +145,7 @@ def _draw(ids: Ids, slabs: list[_Slab], passes: Sequence[PassReport]) -> Html:
 
 def site_lists(passes: Sequence[PassReport], unusable: dict[str, str]) -> Html:
     """A folded list for each pass; sites that share status and reason are one line."""
-    parts = [_pass(item, opened=len(passes) == 1) for item in passes if item.sites]
+    parts = [_pass(item) for item in passes if item.sites]
     parts += [
         el(
             "details",
@@ -156,7 +157,7 @@ def site_lists(passes: Sequence[PassReport], unusable: dict[str, str]) -> Html:
     return el("div", list(parts))
 
 
-def _pass(item: PassReport, *, opened: bool) -> Html:
+def _pass(item: PassReport) -> Html:
     counts = [f"{item.count(status)} {status}" for status in STATUSES if item.count(status)]
     groups: dict[tuple[str, str, tuple[str, ...]], list[SiteReport]] = {}
     for site in item.sites:
@@ -177,7 +178,7 @@ def _pass(item: PassReport, *, opened: bool) -> Html:
         "details",
         el("summary", el("code", item.spec), " ", el("small", ", ".join(counts))),
         el("div", warnings, _table(rows[:_SHOWN_GROUPS]), more, class_="inner"),
-        open=opened,
+        open=len(rows) <= _OPENED_GROUPS,
     )
 
 

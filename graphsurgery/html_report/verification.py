@@ -60,7 +60,7 @@ def _listed(title: str, texts: Sequence[str], *, opened: bool = False) -> Html |
 
 
 def _table(rows: list[Html]) -> Html:
-    titles = ("output", "level", "worst feed", "error", "limit", "error in its limit")
+    titles = ("output", "level", "worst feed", "error", "limit", "error against its limit")
     head = el(
         "tr", [el("th", name, scope="col", class_="n" if name in ("error", "limit") else None) for name in titles]
     )
@@ -103,7 +103,7 @@ def _row(ids: Ids, item: Mapping[str, Any]) -> Html:
         shown.append(el("div", "now ", el("code", str(item.get("rewritten"))), class_="note"))
     return el(
         "tr",
-        el("td", list(shown)),
+        el("td", list(shown), class_="name"),
         el("td", str(item.get("level", ""))),
         el("td", str(item.get("feed", ""))),
         el("td", _told(item.get("error")), class_="n"),

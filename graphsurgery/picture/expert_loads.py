@@ -27,9 +27,11 @@ _MAX_EXPERTS = 4096
 
 
 def expert_pictures(reports: Iterable[PassReport]) -> tuple[ExpertPicture, ...]:
-    """One entry for each kind of expert block that passes report: sites whose details name ``experts`` and ``top_k``."""
+    """One entry for each kind of expert block that passes rewrote: sites whose details name ``experts`` and ``top_k``."""
     kinds: dict[tuple[int, int, str, str, int, bool], list[SiteReport]] = {}
     for site in (site for report in reports for site in report.sites):
+        if site.status != "rewritten":
+            continue
         experts, top_k = site.detail.get("experts"), site.detail.get("top_k")
         if not isinstance(experts, int) or not isinstance(top_k, int) or not 0 < top_k <= experts <= _MAX_EXPERTS:
             continue

@@ -33,12 +33,14 @@ class Browser:
 
     Attributes:
         requests: addresses that the page asked for.
+        blocked: why requests were not made.
         messages: what it wrote to its console, and errors.
     """
 
     def __init__(self, write: int, read: int) -> None:
         self._write, self._read, self._buffer, self._number = write, read, b"", 0
         self.requests: list[str] = []
+        self.blocked: list[str] = []
         self.messages: list[str] = []
         target = self._call("Target.createTarget", {"url": "about:blank"}, session=False)["targetId"]
         attached = self._call("Target.attachToTarget", {"targetId": target, "flatten": True}, session=False)
@@ -73,6 +75,8 @@ class Browser:
         about = found.get("params", {})
         if found.get("method") == "Network.requestWillBeSent":
             self.requests.append(about["request"]["url"])
+        elif found.get("method") == "Network.loadingFailed":
+            self.blocked.append(about.get("blockedReason", ""))
         elif found.get("method") in ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded"):
             self.messages.append(json.dumps(about))
 

@@ -199,7 +199,7 @@ def _group(status: str, reason: str, kinds: tuple[str, ...], sites: list[SiteRep
         summary = el("summary", plural(len(sites), "site"), f", {where}" if where else "")
         named = el("details", summary, el("div", el("ul", list(listed), class_="plain"), class_="inner"))
     detail = sites[0].detail
-    about = [el("p", f"It is {', '.join(kinds)}.", class_="note")] if kinds else []
+    about = [el("p", f"Kind: {', '.join(kinds)}", class_="note")] if kinds else []
     if detail:
         terms = [
             el("li", el("code", name), ": ", str(value)) for name, value in detail.items() if value not in ([], "")

@@ -54,7 +54,8 @@ class Browser:
         if session:
             message["sessionId"] = self._session
         os.write(self._write, json.dumps(message).encode() + b"\0")
-        return self._wait(lambda found: found.get("id") == self._number).get("result", {})
+        result: dict[str, Any] = self._wait(lambda found: found.get("id") == self._number).get("result", {})
+        return result
 
     def _wait(self, wanted: Any) -> dict[str, Any]:
         deadline = time.monotonic() + _SECONDS

@@ -96,8 +96,8 @@ def test_a_verified_result(made):
         "causal full, layers 1, 3",
     ]
     full = attention.all("figure")[1]
-    assert "50 % of all pairs are attended" in full.text
-    assert "4 query blocks of 256, 2 key blocks of 512: 62 % of all scores are computed (skip=trim)." in full.text
+    assert "50\u00a0% of all pairs are attended" in full.text
+    assert "4 query blocks of 256, 2 key blocks of 512: 62\u00a0% of all scores are computed (skip=trim)." in full.text
     assert "256\u20135110\u2013511" in full.text.replace(" ", "")
     lines = full.one("svg").all("line", class_="blocks")
     assert len(lines) == 4
@@ -116,7 +116,7 @@ def test_an_inspection(made):
     assert [item.attributes["id"] for item in page.all("section")] == ["layers", "interface", *SECTIONS[1:4]]
     assert "input_ids" in page.one("section", id="interface").text
     assert "sites would be rewritten" in page.one("header").text
-    assert "under 1 % of all pairs are attended" in page.one("section", id="attention").text
+    assert "under 1\u00a0% of all pairs are attended" in page.one("section", id="attention").text
 
 
 def test_a_large_model_makes_a_small_page():
@@ -197,7 +197,13 @@ def test_markup():
     assert el("a", "x & y", None, [1, Html("<b>z</b>")], href="#q", class_="c", hidden=True, title=None) == (
         '<a href="#q" class="c" hidden>x &amp; y1<b>z</b></a>'
     )
-    assert [percent(share) for share in (0, 0.004, 0.5, 0.999, 1)] == ["0 %", "under 1 %", "50 %", "over 99 %", "100 %"]
+    assert [percent(share) for share in (0, 0.004, 0.5, 0.999, 1)] == [
+        "0\u00a0%",
+        "under 1\u00a0%",
+        "50\u00a0%",
+        "over 99\u00a0%",
+        "100\u00a0%",
+    ]
     assert (plural(1, "site"), plural(1200, "site")) == ("1 site", "1\u202f200 sites")
     assert ranges([3, 0, 1, 2, 7]) == "0\u20133, 7"
 

@@ -9,10 +9,11 @@ from graphsurgery.html_report.markup import Html, el
 
 if TYPE_CHECKING:
     from graphsurgery.html_report.markup import Child
+    from graphsurgery.site_report import Status
 
 __all__ = ["GLYPHS", "STATUSES", "Ids", "badge", "drawing", "key", "legend"]
 
-STATUSES = ("rewritten", "skipped", "refused")
+STATUSES: tuple[Status, ...] = ("rewritten", "skipped", "refused")
 GLYPHS = {"rewritten": "\u2713", "skipped": "\u2013", "refused": "\u2715", "mixed": "\u00b1"}
 """Shapes besides colours, so that a status is told without either."""
 

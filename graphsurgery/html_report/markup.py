@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TypeAlias
 
 __all__ = ["Child", "Html", "el", "joined", "percent", "plural", "ranges"]
@@ -20,13 +21,13 @@ class Html(str):
     __slots__ = ()
 
 
-Child: TypeAlias = "str | int | float | list[Child] | None"
+Child: TypeAlias = "str | int | float | Sequence[Child] | None"
 
 
 def _text(child: Child) -> str:
     if isinstance(child, Html):
         return child
-    if isinstance(child, list):
+    if isinstance(child, Sequence) and not isinstance(child, str):
         return "".join(_text(item) for item in child)
     if child is None:
         return ""
@@ -65,10 +66,10 @@ def joined(parts: list[Html], between: str = "") -> Html:
 def percent(share: float) -> str:
     """A share for people: 0 % and 100 % only where it is so."""
     if 0 < share < 0.01:
-        return "under 1 %"
+        return "under 1\u00a0%"
     if 0.99 < share < 1:
-        return "over 99 %"
-    return f"{100 * share:.0f} %"
+        return "over 99\u00a0%"
+    return f"{100 * share:.0f}\u00a0%"
 
 
 def plural(count: int, word: str) -> str:

@@ -155,25 +155,27 @@ def bench_page(report: BenchReport) -> str:
     return _page(f"bench: {PurePath(report.a).name}", "bench", about, tiles, sections)
 
 
+_COLUMNS = {
+    "model": "model",
+    "side": "side",
+    "phase": "phase",
+    "length": "S",
+    "past": "P",
+    "status": "status",
+    "latency_median": "latency, s",
+    "peak_bytes": "peak, bytes",
+    "latency_ratio": "latency, B/A",
+    "memory_ratio": "memory, B/A",
+}
+"""Columns of the table of ``bench``, by their name in its CSV form."""
+
 _ATTENTION = "The graph's own masks, computed on a sample prompt: nothing is assumed of their form."
 
 
 def _bench_rows(report: BenchReport) -> Html:
-    wanted = [
-        "model",
-        "side",
-        "phase",
-        "length",
-        "past",
-        "status",
-        "latency_median",
-        "peak_bytes",
-        "latency_ratio",
-        "memory_ratio",
-    ]
     read = csv.DictReader(io.StringIO(report.to_csv()))
-    head = el("tr", [el("th", name.replace("_", " "), scope="col") for name in wanted])
-    rows = [el("tr", [el("td", row.get(name, "")) for name in wanted]) for row in read]
+    head = el("tr", [el("th", words, scope="col") for words in _COLUMNS.values()])
+    rows = [el("tr", [el("td", row.get(name, "")) for name in _COLUMNS]) for row in read]
     return el(
         "div",
         el("table", el("thead", head), el("tbody", list(rows))),

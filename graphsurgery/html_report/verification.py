@@ -60,7 +60,7 @@ def _listed(title: str, texts: Sequence[str], *, opened: bool = False) -> Html |
 
 
 def _table(rows: list[Html]) -> Html:
-    titles = ("output", "level", "worst feed", "error", "limit", "error against its limit")
+    titles = ("output", "level", "worst feed", "error", "limit", "error against its limit (logarithmic)")
     head = el(
         "tr", [el("th", name, scope="col", class_="n" if name in ("error", "limit") else None) for name in titles]
     )

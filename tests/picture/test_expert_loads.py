@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import pytest
 
 from graphsurgery.picture.expert_loads import TOKENS, expert_pictures
 from graphsurgery.site_report import PassReport, SiteReport
 
+if TYPE_CHECKING:
+    from graphsurgery.site_report import Status
 
-def _reports(*details, status="rewritten"):
+
+def _reports(*details: dict[str, Any], status: Status = "rewritten") -> list[PassReport]:
     sites = [SiteReport(f"experts:{i}", ("experts",), i, status, "", dict(item)) for i, item in enumerate(details)]
     return [PassReport("gather-experts", "gather-experts", sites)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -19,6 +20,9 @@ from graphsurgery.picture.mask_samples import mask_pictures
 from graphsurgery.pipeline import Pipeline
 from tests.small_models import parse
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 CAUSAL = 1024 * 1025 // 2
 WINDOW_OF_8 = 8 * 1024 - 28
 
@@ -29,7 +33,7 @@ def short(monkeypatch):
     monkeypatch.setattr(mask_samples, "LENGTHS", (64, 128))
 
 
-def _told(path):
+def _told(path: Path) -> list[tuple[int, int | str]]:
     return [(len(item.sites), item.sample.live if item.sample else item.reason) for item in mask_pictures(load(path))]
 
 
@@ -130,7 +134,7 @@ def test_no_data_file_is_read(fixtures_dir, tmp_path, monkeypatch):
 # ---- the cone ---------------------------------------------------------------------------------------------------------
 
 
-def _cone(text, value, **sizes):
+def _cone(text: str, value: str, **sizes: int) -> MaskCone:
     model = parse(text)
     values = {item.name: item for node in model.graph for item in node.outputs}
     return MaskCone(model, values[value], shapes_of(model), sizes)

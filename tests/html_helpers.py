@@ -6,6 +6,7 @@ import dataclasses
 from html.parser import HTMLParser
 from typing import Any
 
+from graphsurgery.picture.divisions import with_divisions
 from graphsurgery.picture.expert_loads import expert_pictures
 from graphsurgery.picture.parts import Layer, MaskPicture, MaskSample, OperatorCounts, Picture
 from graphsurgery.site_report import PassReport, Report, SiteReport
@@ -121,7 +122,12 @@ def moe_report(layers: int = 48, experts: int = 128, name: str = "m", **changes:
         OperatorCounts("input", {"MatMul": 4000, f"x::{name}": 900, **{f"Op{i}": 5 for i in range(20)}}),
         OperatorCounts("tidy", {"MatMul": 600, "Loop": 3, **{f"Op{i}": 5 for i in range(20)}}),
     )
-    picture = Picture(counts, tuple(Layer(i, ("causal", "full")) for i in numbers), masks, expert_pictures(passes))
+    picture = Picture(
+        counts,
+        tuple(Layer(i, ("causal", "full")) for i in numbers),
+        with_divisions(masks, passes),
+        expert_pictures(passes),
+    )
     outputs = [
         {"name": f"logits{name}", "rewritten": f"logits{name}", "level": "disabled", "error": 2e-6, "tolerance": 1e-5}
         | {"feed": "b1-s5-p0", "problem": None},

@@ -55,7 +55,7 @@ def documents(tmp_path_factory) -> dict[str, Any]:
     directory = tmp_path_factory.mktemp("documents")
     fixtures = ROOT / "fixtures"
     model = Path(shutil.copy(fixtures / "optimum_llama" / "model.onnx", directory / "model.onnx"))
-    specs = ("prune-last-token{index=mask}",)
+    specs = ("prune-last-token{index=mask}", "block-attention{q_blocks=2}")
     result = apply_passes(ApplyRequest(input=model, specs=specs, verify="outputs", picture=True))
     assert result.output is not None
     # No expert block in this model: the report of one is made up.
@@ -112,6 +112,8 @@ def test_every_object_is_documented():
         "picture.layers",
         "picture.attention",
         "picture.attention.sample",
+        "picture.attention.division",
+        "picture.attention.division.blocks",
         "picture.experts",
         "picture.experts.loads",
         "verify",

@@ -97,10 +97,18 @@ def test_a_verified_result(made):
     ]
     full = attention.all("figure")[1]
     assert "50\u00a0% of all pairs are attended" in full.text
-    assert "4 query blocks of 256, 2 key blocks of 512: 62\u00a0% of all scores are computed (skip=trim)." in full.text
-    assert "256\u20135110\u2013511" in full.text.replace(" ", "")
-    lines = full.one("svg").all("line", class_="blocks")
-    assert len(lines) == 4
+    assert (
+        "4 query blocks, at most 2 key blocks for each: 62\u00a0% of all scores are computed (skip=trim)." in full.text
+    )
+    assert [item.text for item in full.one("tbody").all("td")] == [
+        *("0\u2013255", "0\u2013127, 128\u2013255"),
+        *("256\u2013511", "0\u2013255, 256\u2013511"),
+        *("512\u2013767", "0\u2013383, 384\u2013767"),
+        *("768\u20131023", "0\u2013511, 512\u20131023"),
+    ]
+    # Three borders of query blocks, and one of key blocks in each.
+    assert len(full.one("svg").all("line", class_="blocks")) == 7
+    assert len(full.one("svg").all("rect", class_="needed")) == 4
     operators = page.one("section", id="operators")
     assert "Slice" in operators.text
     verification = page.one("section", id="verification")

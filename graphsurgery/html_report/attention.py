@@ -5,42 +5,31 @@ Alphabet: S query length, P past, T = P + S keys.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 from graphsurgery.html_report.drawing import drawing, key, legend
 from graphsurgery.html_report.markup import Html, el, percent, plural, ranges
-from graphsurgery.picture.painter import parse_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from graphsurgery.html_report.drawing import Ids
-    from graphsurgery.picture.parts import MaskPicture, MaskSample
-    from graphsurgery.site_report import PassReport, SiteReport
+    from graphsurgery.picture.parts import MaskDivision, MaskPicture, MaskSample
 
 __all__ = ["attention"]
 
 _LEFT, _TOP, _SIDE = 44, 30, 262
 _CLASSES = ("none", "part", "all")
 _SHOWN = 12
+_SHOWN_BLOCKS = 64
+_SMALLEST = 4
 
 
-@dataclasses.dataclass(frozen=True)
-class _Division:
-    """Positions in a block of queries and of keys, and whether keys that the mask leaves to no query are not read."""
-
-    rows: int
-    columns: int
-    skip: str
-
-
-def attention(ids: Ids, masks: Sequence[MaskPicture], passes: Sequence[PassReport]) -> Html:
+def attention(ids: Ids, masks: Sequence[MaskPicture]) -> Html:
     """A figure for each mask."""
     if not masks:
         return el("p", "No attention was found.", class_="lede")
-    sites = {site.id: site for item in passes if item.name == "block-attention" for site in item.sites}
-    figures = [_figure(ids, mask, sites) for mask in masks]
+    figures = [_figure(ids, mask) for mask in masks]
     rest = figures[_SHOWN:]
     told = any(mask.sample for mask in masks)
     entries = [
@@ -48,7 +37,7 @@ def attention(ids: Ids, masks: Sequence[MaskPicture], passes: Sequence[PassRepor
         key(el("rect", x=1, y=1, width=14, height=14, class_="c-part"), "some pairs attended"),
         key(el("rect", x=1, y=1, width=14, height=14, class_="c-none"), "none: the mask leaves nothing"),
     ]
-    if any(_division(mask, sites) for mask in masks):
+    if any(mask.division for mask in masks):
         entries.append(key(el("line", x1=8, y1=0, x2=8, y2=16, class_="blocks"), "border of a block"))
         entries.append(key(el("rect", x=2, y=2, width=12, height=12, class_="needed"), "keys that a query block reads"))
     return el(
@@ -65,19 +54,7 @@ def attention(ids: Ids, masks: Sequence[MaskPicture], passes: Sequence[PassRepor
     )
 
 
-def _division(mask: MaskPicture, sites: dict[str, SiteReport]) -> _Division | None:
-    """How the first of the attentions that were rewritten is divided."""
-    sample = mask.sample
-    done = [sites[name] for name in mask.sites if name in sites and sites[name].status == "rewritten"]
-    if sample is None or not done or "q_blocks" not in done[0].detail:
-        return None
-    detail = done[0].detail
-    rows = parse_blocks(detail.get("q_blocks"), sample.length)
-    columns = parse_blocks(detail.get("kv_blocks"), sample.total)
-    return _Division(rows, columns, str(detail.get("skip", "none")))
-
-
-def _figure(ids: Ids, mask: MaskPicture, sites: dict[str, SiteReport]) -> Html:
+def _figure(ids: Ids, mask: MaskPicture) -> Html:
     special = [kind for kind in mask.kinds if kind not in ("attention", "decomposed")]
     layers = (
         f"layers {ranges(list(mask.layers))}"
@@ -103,11 +80,11 @@ def _figure(ids: Ids, mask: MaskPicture, sites: dict[str, SiteReport]) -> Html:
     if mask.sample is None:
         why = el("p", "Which blocks it leaves cannot be told: ", mask.reason or "no reason is known", ".")
         return el("figure", heading, el("figcaption", readers, why))
-    division = _division(mask, sites)
+    division = mask.division
     return el("figure", heading, _grid(ids, name, mask.sample, division), _caption(readers, mask.sample, division))
 
 
-def _caption(readers: Html, sample: MaskSample, division: _Division | None) -> Html:
+def _caption(readers: Html, sample: MaskSample, division: MaskDivision | None) -> Html:
     cells = [share for row in sample.cells for share in row]
     empty = sum(share == 0 for share in cells)
     fed = f", computed from {', '.join(sample.fed)}" if sample.fed else ", computed from sizes alone"
@@ -121,51 +98,52 @@ def _caption(readers: Html, sample: MaskSample, division: _Division | None) -> H
         ),
     ]
     if division is not None:
-        blocks = _blocks(sample, division)
-        read = sum((stop - first) * (bottom - top) for top, bottom, first, stop in blocks)
-        what = f"{plural(len(blocks), 'query block')} of {division.rows}, "
-        columns = -(-sample.total // division.columns)
-        what += f"{plural(columns, 'key block')} of {division.columns}: " if columns > 1 else "keys in one block: "
-        done = f"{percent(read / sample.pairs)} of all scores are computed"
-        lines.append(el("p", what, el("b", done), f" (skip={division.skip})."))
-        if len(blocks) > 1:
-            rows = [
-                el(
-                    "tr",
-                    el("td", f"{top}\u2013{bottom - 1}", class_="n"),
-                    el("td", f"{first}\u2013{stop - 1}" if stop > first else "none", class_="n"),
-                )
-                for top, bottom, first, stop in blocks[:64]
-            ]
-            head = el(
-                "tr", el("th", "queries", scope="col", class_="n"), el("th", "keys read", scope="col", class_="n")
-            )
-            table = el("table", el("thead", head), el("tbody", list(rows)))
-            lines.append(
-                el("details", el("summary", "Keys that each query block reads"), el("div", table, class_="inner"))
-            )
+        lines += _divided(sample, division)
     return el("figcaption", list(lines))
 
 
-def _blocks(sample: MaskSample, division: _Division) -> list[tuple[int, int, int, int]]:
-    """First row, row behind the last, first key and key behind the last of each query block."""
-    found = []
-    for top in range(0, sample.length, division.rows):
-        bottom = min(top + division.rows, sample.length)
-        first, stop = 0, sample.total
-        if division.skip != "none":
-            bands = sample.needed[top // sample.row_step : -(-bottom // sample.row_step)]
-            used = [(low, high) for low, high in bands if high > low]
-            first, stop = (min(low for low, _ in used), max(high for _, high in used)) if used else (0, 0)
-            if division.skip != "trim":
-                # Whole key blocks are computed or not.
-                first = first // division.columns * division.columns
-                stop = min(-(-stop // division.columns) * division.columns, sample.total)
-        found.append((top, bottom, first, stop))
+def _divided(sample: MaskSample, division: MaskDivision) -> list[Html]:
+    """Blocks in words, and the keys of each in a folded table."""
+    blocks = division.blocks
+    keys = max((len(block.keys) for block in blocks), default=0)
+    what = f"{plural(len(blocks), 'query block')}, at most {plural(keys, 'key block')} for each: "
+    done = f"{percent(division.computed / sample.pairs)} of all scores are computed"
+    lines = [el("p", what, el("b", done), f" (skip={division.skip}).")]
+    if len(blocks) == 1 and keys <= 1:
+        return lines
+    rows = [
+        el(
+            "tr",
+            el("td", _span(block.queries), class_="n"),
+            el("td", ", ".join(map(_span, block.keys[:_SHOWN_BLOCKS])) or "none", class_="why"),
+        )
+        for block in blocks[:_SHOWN_BLOCKS]
+    ]
+    head = el("tr", el("th", "queries", scope="col", class_="n"), el("th", "keys", scope="col"))
+    table = el(
+        "div",
+        el("table", el("thead", head), el("tbody", rows)),
+        class_="scroll inner",
+        tabindex=0,
+        role="region",
+        aria_label="keys of each query block",
+    )
+    return [*lines, el("details", el("summary", "Keys that each query block reads"), table)]
+
+
+def _runs(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Neighbours as one."""
+    found: list[tuple[int, int]] = []
+    for start, stop in spans:
+        found.append((found.pop()[0], stop) if found and found[-1][1] == start else (start, stop))
     return found
 
 
-def _grid(ids: Ids, name: str, sample: MaskSample, division: _Division | None) -> Html:
+def _span(span: tuple[int, int]) -> str:
+    return f"{span[0]}\u2013{span[1] - 1}"
+
+
+def _grid(ids: Ids, name: str, sample: MaskSample, division: MaskDivision | None) -> Html:
     high = _SIDE if sample.length > 1 else 24
     parts: list[Html] = []
 
@@ -195,28 +173,17 @@ def _grid(ids: Ids, name: str, sample: MaskSample, division: _Division | None) -
                 )
             )
             start = column
-    if division is not None:
+    for block in division.blocks if division is not None else ():
+        top, bottom = y(block.queries[0]), y(block.queries[1])
+        if block.queries[0]:
+            parts.append(el("line", x1=_LEFT, x2=_LEFT + _SIDE, y1=top, y2=top, class_="blocks"))
         parts += [
-            el("line", x1=_LEFT, x2=_LEFT + _SIDE, y1=y(row), y2=y(row), class_="blocks")
-            for row in range(division.rows, sample.length, division.rows)
+            el("line", x1=x(start), x2=x(start), y1=top, y2=bottom, class_="blocks") for start, _ in block.keys if start
         ]
-        parts += [
-            el("line", x1=x(column), x2=x(column), y1=_TOP, y2=_TOP + high, class_="blocks")
-            for column in range(division.columns, sample.total, division.columns)
-        ]
-        if division.skip != "none":
-            parts += [
-                el(
-                    "rect",
-                    x=x(first) + 1,
-                    y=y(top) + 1,
-                    width=max(x(stop) - x(first) - 2, 1),
-                    height=max(y(bottom) - y(top) - 2, 1),
-                    class_="needed",
-                )
-                for top, bottom, first, stop in _blocks(sample, division)
-                if stop > first
-            ]
+        for start, stop in _runs(block.keys):
+            box = {"x": x(start) + 1, "y": top + 1, "width": x(stop) - x(start) - 2, "height": bottom - top - 2}
+            if min(box["width"], box["height"]) > _SMALLEST:
+                parts.append(el("rect", **box, class_="needed"))
     parts += [
         el("text", "keys", x=_LEFT + _SIDE / 2, y=12, text_anchor="middle", class_="soft"),
         el("text", 0, x=_LEFT, y=25, text_anchor="middle", class_="small soft"),

@@ -59,9 +59,7 @@ def report_page(report: Report) -> str:
             "How often each occurs, functions and branches included.",
             operators(ids, picture.operators if picture else (), report.passes),
         ),
-        _section(
-            "attention", "Attention", _ATTENTION, attention(ids, picture.attention if picture else (), report.passes)
-        ),
+        _section("attention", "Attention", _ATTENTION, attention(ids, picture.attention if picture else ())),
         _section(
             "experts",
             "Experts",
@@ -114,7 +112,7 @@ def inspect_page(found: Inspection) -> str:
             "How often each occurs, functions and branches included.",
             operators(ids, picture.operators if picture else (), ()),
         ),
-        _section("attention", "Attention", _ATTENTION, attention(ids, picture.attention if picture else (), ())),
+        _section("attention", "Attention", _ATTENTION, attention(ids, picture.attention if picture else ())),
         _section(
             "experts",
             "Experts",

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 from graphsurgery.analysis.shapes import shapes_of
 from graphsurgery.patterns.attention import find_attentions
 from graphsurgery.patterns.matcher import GraphIndex, all_graphs
+from graphsurgery.picture.divisions import BLOCKING, with_divisions
 from graphsurgery.picture.expert_loads import expert_pictures
 from graphsurgery.picture.mask_samples import mask_pictures
 from graphsurgery.picture.parts import Layer, OperatorCounts, Picture
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     import onnx_ir as ir
 
     from graphsurgery.picture.parts import MaskPicture
     from graphsurgery.site_report import PassReport
 
-__all__ = ["Painter", "paint", "parse_blocks"]
+__all__ = ["Painter", "paint"]
 
-_BLOCKING = "block-attention"
 _GENERAL = frozenset({"attention", "decomposed", "fused"})
 
 
@@ -40,22 +40,23 @@ class Painter:
         """Look at the model as it was read."""
         self._operators.append(_count("input", model))
         self._layers = _layers(model)
-        if _BLOCKING not in self._names or self._names[0] == _BLOCKING:
+        if BLOCKING not in self._names or self._names[0] == BLOCKING:
             self._masks = mask_pictures(model)
 
     def __call__(self, position: int, model: ir.Model, report: PassReport) -> None:
         """Look at it behind pass number ``position``."""
         self._operators.append(_count(report.spec, model))
         # Blocks are drawn on the masks of the graph that they are made of: its lengths may have been fixed by then.
-        if _BLOCKING in self._names and position + 1 == self._names.index(_BLOCKING):
+        if BLOCKING in self._names and position + 1 == self._names.index(BLOCKING):
             self._masks = mask_pictures(model)
 
-    def finish(self, reports: Iterable[PassReport]) -> Picture:
-        """The picture, with what the reports tell of expert blocks."""
-        return Picture(tuple(self._operators), self._layers, self._masks, expert_pictures(reports))
+    def finish(self, reports: Sequence[PassReport]) -> Picture:
+        """The picture, with what the reports tell of blocks of attention and of experts."""
+        masks = with_divisions(self._masks, reports)
+        return Picture(tuple(self._operators), self._layers, masks, expert_pictures(reports))
 
 
-def paint(model: ir.Model, reports: Iterable[PassReport]) -> Picture:
+def paint(model: ir.Model, reports: Sequence[PassReport]) -> Picture:
     """The picture of a model to which nothing is done; its nodes are in execution order."""
     return Picture((_count("input", model),), _layers(model), mask_pictures(model), expert_pictures(reports))
 
@@ -74,12 +75,3 @@ def _layers(model: ir.Model) -> tuple[Layer, ...]:
         if site.layer is not None:
             kinds.setdefault(site.layer, []).extend(kind for kind in site.kinds if kind not in _GENERAL)
     return tuple(Layer(number, tuple(dict.fromkeys(kinds[number]))) for number in sorted(kinds))
-
-
-def parse_blocks(told: object, length: int) -> int:
-    """Positions in one block, from what ``block-attention`` reports: a number of blocks, or ``of N`` positions."""
-    text = str(told)
-    if text.startswith("of ") and text[3:].isdecimal():
-        return max(1, min(int(text[3:]), length))
-    count = int(text) if text.isdecimal() else 1
-    return -(-length // max(count, 1))

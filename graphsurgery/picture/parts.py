@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
-__all__ = ["ExpertLoad", "ExpertPicture", "Layer", "MaskPicture", "MaskSample", "OperatorCounts", "Picture"]
+__all__ = [
+    "ExpertLoad",
+    "ExpertPicture",
+    "Layer",
+    "MaskDivision",
+    "MaskPicture",
+    "MaskSample",
+    "OperatorCounts",
+    "Picture",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +72,34 @@ class MaskSample:
 
 
 @dataclasses.dataclass(frozen=True)
+class QueryBlock:
+    """A block of queries.
+
+    Attributes:
+        queries: its first query, and the one behind its last.
+        keys: the blocks of keys that are computed for it, each as first key and the one behind the last.
+    """
+
+    queries: tuple[int, int]
+    keys: tuple[tuple[int, int], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskDivision:
+    """Blocks that an attention is computed in, at the sample length.
+
+    Attributes:
+        skip: how keys that the mask leaves to no query of a block are passed over.
+        blocks: in order.
+        computed: pairs whose scores are computed.
+    """
+
+    skip: str
+    blocks: tuple[QueryBlock, ...]
+    computed: int
+
+
+@dataclasses.dataclass(frozen=True)
 class MaskPicture:
     """What one mask leaves to the attentions that read it.
 
@@ -73,6 +110,7 @@ class MaskPicture:
         kinds: of the attentions.
         sample: the mask at a sample length; None where it cannot be told.
         reason: why it cannot be told; else empty.
+        division: blocks that the first of the attentions that were rewritten is computed in; None where none was.
     """
 
     mask: str | None
@@ -81,6 +119,7 @@ class MaskPicture:
     kinds: tuple[str, ...]
     sample: MaskSample | None
     reason: str = ""
+    division: MaskDivision | None = None
 
 
 @dataclasses.dataclass(frozen=True)

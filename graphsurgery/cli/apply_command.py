@@ -7,7 +7,16 @@ from typing import Any
 
 import click
 
-from graphsurgery.cli.output import emit, progress, report_console, report_options, verbosity_options, warn, write_file
+from graphsurgery.cli.output import (
+    emit,
+    html_option,
+    progress,
+    report_console,
+    report_options,
+    verbosity_options,
+    warn,
+    write_file,
+)
 
 
 @click.command("apply", short_help="Run passes on a model and write the result.")
@@ -52,12 +61,14 @@ from graphsurgery.cli.output import emit, progress, report_console, report_optio
     help="Sizes by role (batch, seq, past, total, ctx) or symbol; without NAME a prefill and a decode.",
 )
 @report_options
+@html_option
 @verbosity_options
 def command(
     input_path: Path,
     output: str | None,
     report_form: str,
     report_file: Path | None,
+    html_file: Path | None,
     verbose: int,
     quiet: bool,
     **options: Any,
@@ -69,12 +80,16 @@ def command(
     """
     from graphsurgery.workflow import ApplyRequest, apply_passes
 
-    request = ApplyRequest(input=input_path, output=output, **options)
+    request = ApplyRequest(input=input_path, output=output, picture=html_file is not None, **options)
     with progress(quiet=quiet) as watcher:
         result = apply_passes(request, watcher)
     warn(result.report.all_warnings(), quiet=quiet)
     if report_file is not None:
         write_file(report_file, result.report.to_json())
+    if html_file is not None:
+        from graphsurgery.html_report import report_page
+
+        write_file(html_file, report_page(result.report))
     if report_form == "json":
         emit(result.report.to_json())
     else:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from graphsurgery.equivalence.roles import Signature
 
-__all__ = ["Array", "Feed", "LeftOut", "Padding", "Sizes", "make_feeds"]
+__all__ = ["Array", "Feed", "LeftOut", "Padding", "Sizes", "draw_at", "make_feeds"]
 
 Padding = Literal["none", "left", "right"]
 
@@ -135,6 +135,12 @@ def make_feeds(signature: Signature, seed: int, *, pad_position: int | None = No
             continue
         feeds.append(Feed(name, sizes, seed, Draw(signature, sizes, seed, number, pad_position)))
     return feeds, left_out
+
+
+def draw_at(signature: Signature, sizes: Sizes, seed: int = 0) -> Draw | None:
+    """One feed of about these sizes, as near as ``signature`` allows; None where it takes nothing near them."""
+    fitted = _fit(sizes, signature)
+    return None if fitted is None else Draw(signature, fitted, seed, 0, None)
 
 
 def _fit(plan: Sizes, signature: Signature) -> Sizes | None:

@@ -137,13 +137,33 @@ def _never_empty(inputs: Iterable[ir.Value]) -> dict[str, Dim]:
 class Frame:
     """Facts of the values of one graph with its subgraphs, or of one function body in one context."""
 
-    def __init__(self, session: Session, opsets: Mapping[str, int], attributes: Mapping[str, ir.Attr] | None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        opsets: Mapping[str, int],
+        attributes: Mapping[str, ir.Attr] | None,
+        unsure: frozenset[str] = frozenset(),
+    ) -> None:
+        """Make a frame without facts.
+
+        Args:
+            session: what all frames of the model share.
+            opsets: imports that apply.
+            attributes: of the call; None for the main graph.
+            unsure: names of attributes that calls differ in: a node that refers to one is not looked at.
+        """
         self.session = session
         self.facts: dict[ir.Value, Fact] = {}
         self.calls: dict[ir.Node, Frame] = {}
         self.fresh = session.fresh
         self._opsets = {_domain(domain): version for domain, version in opsets.items()}
         self._attributes = attributes
+        self._unsure = unsure
+
+    @property
+    def attributes(self) -> Mapping[str, ir.Attr]:
+        """The attributes of the call."""
+        return self._attributes or {}
 
     def walk(self, nodes: Iterable[ir.Node]) -> None:
         """Find the facts of every output of ``nodes``."""
@@ -151,8 +171,10 @@ class Frame:
         functions = self.session.model.functions
         for node in producers_first(nodes):
             inputs = [NOTHING if value is None else facts.get(value) or self.fact(value) for value in node.inputs]
-            if functions and node.op_identifier() in functions:
-                found: Facts = self._call_function(node, inputs)
+            if self._unsure and any(item.ref_attr_name in self._unsure for item in node.attributes.values()):
+                found: Facts = None
+            elif functions and node.op_identifier() in functions:
+                found = self._call_function(node, inputs)
             else:
                 domain = _domain(node.domain)
                 rule = RULES.get((domain, node.op_type))

@@ -37,6 +37,11 @@ class ShapeView:
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
 
+    @property
+    def frame(self) -> Frame:
+        """The walk behind the view, for the analyses of this package."""
+        return self._frame
+
     def shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
         """The sizes of the axes of ``value``; None where its rank is unknown (or it is a sequence)."""
         return self._frame.fact(value).shape

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from graphsurgery.analysis.bodies import bodies_of
 from graphsurgery.analysis.dims import is_nonnegative
 from graphsurgery.patterns.attention_sites import AttentionSite, FusedAttention, Sink
 from graphsurgery.patterns.key_value_sources import UnreadableError, broadcast_heads, find_source, regroups_heads
@@ -23,6 +24,7 @@ from graphsurgery.patterns.site import Refusal
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from graphsurgery.analysis.bodies import Body
     from graphsurgery.analysis.dims import Dim
     from graphsurgery.analysis.shapes import Shapes, ShapeView
 
@@ -52,43 +54,29 @@ _LAYER = re.compile(r"(?:layers?|blocks?|h|encoder|decoder)[._/](\d+)(?:[._/]|$)
 def find_attentions(
     model: ir.Model, shapes: Shapes, index: GraphIndex
 ) -> list[AttentionSite | FusedAttention | Refusal]:
-    """Every attention of the main graph, in graph order; what looks like one and cannot be read is refused."""
+    """Every attention of the main graph, in graph order, then those of function bodies, each once for all its calls.
+
+    Branches and loop bodies belong to the graph that holds them. What looks like attention and cannot be read is refused.
+    """
     found: list[AttentionSite | FusedAttention | Refusal] = []
-    anchors = index.nodes("Softmax")
-    for domain, operator in _FUSED:
-        anchors = [*anchors, *index.nodes(operator, domain=domain)]
-    for node in sorted(anchors, key=index.order.__getitem__):
-        number = len(found)
-        if node.graph is not model.graph:
-            if node.op_type != "Softmax" or _Reader(node, number, shapes).read() is not None:
-                found.append(_inner(node, number))
-            continue
-        site = _fused(node, number) if node.op_type != "Softmax" else _Reader(node, number, shapes).read()
-        if site is not None:
-            found.append(site)
-    return [*found, *_in_functions(model, shapes, index, len(found))]
-
-
-def _in_functions(model: ir.Model, shapes: Shapes, index: GraphIndex, number: int) -> list[Refusal]:
-    """Attention inside local functions, one entry for each body."""
-    found: list[Refusal] = []
-    for function in model.functions.values():
-        calls = index.nodes(function.name, domain=function.domain)
-        if not calls:
-            continue
-        view = shapes.in_call(calls[0])
-        for node in function:
-            fused = (node.domain, node.op_type) in _FUSED
-            if not fused and (not is_op(node, "Softmax") or _Reader(node, number, view).read() is None):
-                continue
-            where = f"the attention around {node.op_type} {node.name!r} is inside function {function.name!r}"
-            found.append(Refusal(id=f"attention:{number + len(found)}", kinds=("attention",), reason=where))
+    for body in bodies_of(model, shapes):
+        known = index if body.function is None else GraphIndex(model, body.graph)
+        anchors = known.nodes("Softmax")
+        for domain, operator in _FUSED:
+            anchors = [*anchors, *known.nodes(operator, domain=domain)]
+        for node in sorted(anchors, key=known.order.__getitem__):
+            number = len(found)
+            site = _fused(node, number, body) if node.op_type != "Softmax" else _Reader(node, number, body).read()
+            if site is not None:
+                found.append(site)
     return found
 
 
-def _inner(node: ir.Node, number: int) -> Refusal:
-    reason = f"the attention around {node.op_type} {node.name!r} is inside a branch or loop of the graph"
-    return Refusal(id=f"attention:{number}", kinds=("attention",), layer=layer_of(node), reason=reason)
+def _layer(node: ir.Node, body: Body) -> int | None:
+    """The layer of ``node``: that of the call where a function has one, none where it has several."""
+    if body.function is None:
+        return layer_of(node)
+    return layer_of(body.calls[0].node) if len(body.calls) == 1 else None
 
 
 def layer_of(node: ir.Node) -> int | None:
@@ -100,7 +88,7 @@ def layer_of(node: ir.Node) -> int | None:
     return None
 
 
-def _fused(node: ir.Node, number: int) -> FusedAttention | None:
+def _fused(node: ir.Node, number: int, body: Body) -> FusedAttention | None:
     query = node.inputs[0] if node.inputs else None
     if query is None:
         return None
@@ -115,21 +103,23 @@ def _fused(node: ir.Node, number: int) -> FusedAttention | None:
     return FusedAttention(
         id=f"attention:{number}",
         kinds=("attention", "fused", "sliding" if sliding else "full"),
-        layer=layer_of(node),
+        layer=_layer(node, body),
         node=node,
         operator=operator,
         query=query,
         past=past,
+        body=body,
     )
 
 
 class _Reader:
     """Reads the attention around one softmax."""
 
-    def __init__(self, softmax: ir.Node, number: int, shapes: ShapeView) -> None:
+    def __init__(self, softmax: ir.Node, number: int, body: Body) -> None:
         self._softmax = softmax
         self._number = number
-        self._shapes = shapes
+        self._body = body
+        self._shapes = body.view
 
     def read(self) -> AttentionSite | Refusal | None:
         """The site; a refusal; None where the softmax belongs to something else (a router, a head)."""
@@ -140,7 +130,10 @@ class _Reader:
         if fused is not None:
             reason = f"its scores are made by {fused.name!r}, a FusedMatMul of ONNX Runtime's optimizer: use the export"
             return Refusal(
-                id=f"attention:{self._number}", kinds=("attention",), layer=layer_of(self._softmax), reason=reason
+                id=f"attention:{self._number}",
+                kinds=("attention",),
+                layer=_layer(self._softmax, self._body),
+                reason=reason,
             )
         try:
             return self._site(tail, product)
@@ -148,7 +141,7 @@ class _Reader:
             return Refusal(
                 id=f"attention:{self._number}",
                 kinds=("attention",),
-                layer=layer_of(self._softmax),
+                layer=_layer(self._softmax, self._body),
                 reason=str(why),
             )
 
@@ -174,6 +167,9 @@ class _Reader:
         query_shape = shapes.shape(query)
         if query_shape is not None and len(query_shape) == 4:
             batch, heads = query_shape[0], query_shape[1]
+        apart = [node for node in (scores, *chain, *tail, product) if node.graph is not softmax.graph]
+        if apart:
+            raise UnreadableError(f"node {apart[0].name!r} and softmax {softmax.name!r} are in different graphs")
         sink = _sink(chain, tail)
         key = find_source(keys, -1, -2, shapes, "keys", batch)
         value = find_source(values, -2, -1, shapes, "values", batch)
@@ -191,7 +187,7 @@ class _Reader:
         return AttentionSite(
             id=f"attention:{self._number}",
             kinds=("attention", "decomposed", *self._kinds(scores, chain, length, total)),
-            layer=layer_of(softmax),
+            layer=_layer(softmax, self._body),
             query=query,
             scores=scores,
             chain=chain,
@@ -207,6 +203,7 @@ class _Reader:
             heads=heads,
             length=length,
             total=self._common_total(scores, chain, length, total),
+            body=self._body,
         )
 
     def _common_total(self, scores: ir.Node, chain: tuple[ir.Node, ...], length: Dim, total: Dim) -> Dim:
@@ -237,14 +234,16 @@ class _Reader:
     def _kinds(self, scores: ir.Node, chain: tuple[ir.Node, ...], length: Dim, total: Dim) -> tuple[str, ...]:
         outside = _operands(scores, chain)
         vision = ("vision",) if _VISION.search(self._softmax.metadata_props.get("namespace", "")) else ()
-        return (*mask_kinds(outside, length, total, self._shapes), *vision)
+        return (*mask_kinds(outside, length, total, self._body), *vision)
 
     def _check_softmax(self) -> None:
         softmax = self._softmax
         shape = self._shapes.shape(softmax.outputs[0])
         rank = len(shape) if shape is not None else 4
-        version = softmax.version or (softmax.graph.opset_imports.get("", 13) if softmax.graph is not None else 13)
+        version = softmax.version or self._body.opset
         attribute = softmax.attributes.get("axis")
+        if attribute is not None and attribute.is_ref():
+            raise UnreadableError(f"the axis of softmax {softmax.name!r} is chosen by each call of its function")
         axis = attribute.as_int() if attribute is not None else (-1 if version >= 13 else 1)
         if axis % rank != rank - 1:
             raise UnreadableError(f"softmax {softmax.name!r} runs over axis {axis}, not over the keys")

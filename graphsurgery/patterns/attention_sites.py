@@ -10,6 +10,7 @@ from graphsurgery.patterns.site import Site
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from graphsurgery.analysis.bodies import Body
     from graphsurgery.analysis.dims import Dim
 
 __all__ = ["AttentionSite", "FusedAttention", "KeyValueSource", "Sink"]
@@ -77,6 +78,7 @@ class AttentionSite(Site):
         heads: H.
         length: S.
         total: T.
+        body: the main graph or function body that it is in.
     """
 
     query: ir.Value
@@ -94,6 +96,14 @@ class AttentionSite(Site):
     heads: Dim
     length: Dim
     total: Dim
+    body: Body
+
+    @property
+    def graph(self) -> ir.Graph:
+        """The graph that holds its nodes: that of the body, or a branch or loop in it."""
+        graph = self.product.graph
+        assert graph is not None
+        return graph
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,9 +115,18 @@ class FusedAttention(Site):
         operator: its name.
         query: its query operand.
         past: its past key and value operands, where they are given.
+        body: the main graph or function body that it is in.
     """
 
     node: ir.Node
     operator: str
     query: ir.Value
     past: tuple[ir.Value, ir.Value] | None
+    body: Body
+
+    @property
+    def graph(self) -> ir.Graph:
+        """The graph that holds its nodes: that of the body, or a branch or loop in it."""
+        graph = self.node.graph
+        assert graph is not None
+        return graph

@@ -26,9 +26,9 @@ _BOOL = ir.DataType.BOOL
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 
 
-def why_not_unfused(site: FusedAttention, view: ShapeView) -> str | None:
+def why_not_unfused(site: FusedAttention) -> str | None:
     """Why the operator of ``site`` cannot be written out; None where it can."""
-    node = site.node
+    node, view = site.node, site.body.view
     named = f"node {node.name!r}"
     if site.operator != "Attention":
         return f"{named} is a fused {site.operator}, left to the runtime's own kernel"
@@ -55,13 +55,13 @@ def why_not_unfused(site: FusedAttention, view: ShapeView) -> str | None:
     return None
 
 
-def unfuse(rewrite: Rewrite, site: FusedAttention, view: ShapeView) -> ir.Node:
+def unfuse(rewrite: Rewrite, site: FusedAttention) -> ir.Node:
     """Write the operator out in front of itself, and let everything read that.
 
     Returns:
         The value product, by which the attention is found again.
     """
-    return _Writer(rewrite, site, view).write()
+    return _Writer(rewrite, site).write()
 
 
 def _heads(node: ir.Node, view: ShapeView, operand: int) -> int | None:
@@ -75,10 +75,10 @@ def _heads(node: ir.Node, view: ShapeView, operand: int) -> int | None:
 
 
 class _Writer:
-    def __init__(self, rewrite: Rewrite, site: FusedAttention, view: ShapeView) -> None:
+    def __init__(self, rewrite: Rewrite, site: FusedAttention) -> None:
         self._rewrite = rewrite
         self._node = site.node
-        self._view = view
+        self._view = view = site.body.view
         dtype = view.dtype(site.query)
         assert dtype is not None
         self._dtype = dtype

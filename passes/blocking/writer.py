@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from graphsurgery.analysis.dims import Dim
-    from graphsurgery.analysis.shapes import Shapes
+    from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.patterns.attention_sites import AttentionSite
     from graphsurgery.rewrite import Rewrite
 
@@ -32,10 +32,10 @@ class BlockWriter:
 
     Args:
         rewrite: where nodes are inserted.
-        shapes: of the model before the edit.
+        shapes: of the body before the edit.
     """
 
-    def __init__(self, rewrite: Rewrite, shapes: Shapes) -> None:
+    def __init__(self, rewrite: Rewrite, shapes: ShapeView) -> None:
         self.rewrite = rewrite
         self.shapes = shapes
         self._sizes = Sizes(rewrite, shapes)
@@ -96,14 +96,19 @@ class BlockWriter:
 
         It is not the exporter's finished mask, which would be computed on the other path too.
         """
-        if value.producer() is None:
+        if not self.pusher(site).is_made(value):
             return value
         key = (value, limit)
         if key not in self._few_masks:
             few = self.few_rows(site, limit)
             made = self.rewrite.body("mask_of_few", ())
             with self.rewrite.inside(made):
-                made.outputs.append(self.pusher(site).get(value, cuts))
+                part = self.pusher(site).get(value, cuts)
+            if part.graph is not made:
+                # Nothing of it can be made here: it is there already.
+                self._few_masks[key] = part
+                return part
+            made.outputs.append(part)
             none = self.rewrite.body("no_mask", ())
             with self.rewrite.inside(none):
                 dtype = self.shapes.dtype(value) or _FLOAT

@@ -19,6 +19,7 @@ from graphsurgery.patterns.attention_sites import AttentionSite, FusedAttention,
 from graphsurgery.patterns.key_value_sources import UnreadableError, broadcast_heads, find_source, regroups_heads
 from graphsurgery.patterns.mask_kinds import mask_kinds
 from graphsurgery.patterns.matcher import GraphIndex, is_op, readers
+from graphsurgery.patterns.products import is_product, read_product
 from graphsurgery.patterns.site import Refusal
 
 if TYPE_CHECKING:
@@ -126,15 +127,6 @@ class _Reader:
         tail, product = self._down()
         if product is None:
             return None
-        fused = self._fused_scores()
-        if fused is not None:
-            reason = f"its scores are made by {fused.name!r}, a FusedMatMul of ONNX Runtime's optimizer: use the export"
-            return Refusal(
-                id=f"attention:{self._number}",
-                kinds=("attention",),
-                layer=_layer(self._softmax, self._body),
-                reason=reason,
-            )
         try:
             return self._site(tail, product)
         except UnreadableError as why:
@@ -171,8 +163,9 @@ class _Reader:
         if apart:
             raise UnreadableError(f"node {apart[0].name!r} and softmax {softmax.name!r} are in different graphs")
         sink = _sink(chain, tail)
-        key = find_source(keys, -1, -2, shapes, "keys", batch)
-        value = find_source(values, -2, -1, shapes, "values", batch)
+        score_product, value_product = read_product(scores), read_product(product)
+        key = find_source(keys, *score_product.axes((-1, -2)), shapes, "keys", batch)
+        value = find_source(values, *value_product.axes((-2, -1)), shapes, "values", batch)
         if not isinstance(heads, int) and isinstance(key.heads, int) and isinstance(key.repeats, int):
             heads = key.heads * key.repeats
         key, value = (broadcast_heads(source, heads) for source in (key, value))
@@ -196,6 +189,8 @@ class _Reader:
             product=product,
             key=key,
             value=value,
+            score_scale=score_product.scale,
+            value_scale=value_product.scale,
             sink=sink,
             stabiliser=_stabiliser(chain, softmax),
             probabilities_read=self._other_reader(scores, chain, tail, product),
@@ -248,25 +243,6 @@ class _Reader:
         if axis % rank != rank - 1:
             raise UnreadableError(f"softmax {softmax.name!r} runs over axis {axis}, not over the keys")
 
-    def _fused_scores(self) -> ir.Node | None:
-        """A product of ONNX Runtime's own domain above the softmax."""
-        value = self._softmax.inputs[0]
-        for _ in range(_MAX_CHAIN):
-            node = value.producer() if value is not None else None
-            if node is None:
-                return None
-            if node.op_type == "FusedMatMul":
-                return node
-            if node.domain or node.op_type not in _SCORE_CHAIN:
-                return None
-            inputs = [item for item in node.inputs if item is not None]
-            value = max(inputs, key=lambda item: item.producer() is not None and self._is_scores(item), default=None)
-        return None
-
-    def _is_scores(self, value: ir.Value) -> bool:
-        node = value.producer()
-        return node is not None and (node.op_type == "FusedMatMul" or node.op_type in ("Add", "Mul", "Div", "Where"))
-
     # ---- down to the value product --------------------------------------------------------------------------------
 
     def _down(self) -> tuple[tuple[ir.Node, ...], ir.Node | None]:
@@ -275,7 +251,7 @@ class _Reader:
         value = self._softmax.outputs[0]
         while len(tail) < _MAX_CHAIN:
             following = readers(value)
-            product = next((node for node in following if is_op(node, "MatMul") and node.inputs[0] is value), None)
+            product = next((node for node in following if is_product(node) and node.inputs[0] is value), None)
             if product is not None:
                 return tuple(tail), product
             node = self._next(value, following, tail)
@@ -333,7 +309,7 @@ class _Reader:
         node = value.producer()
         if node is None or depth > _MAX_CHAIN:
             return False
-        if is_op(node, "MatMul"):
+        if is_product(node):
             left = node.inputs[0]
             found = (self._shapes.rank(node.outputs[0]) or 0) >= 3 and left is not None
             if found:
@@ -391,7 +367,7 @@ def _sink(chain: tuple[ir.Node, ...], tail: tuple[ir.Node, ...]) -> Sink | None:
 
 
 def _is_product(value: ir.Value | None) -> bool:
-    return value is not None and is_op(value.producer(), "MatMul")
+    return value is not None and is_product(value.producer())
 
 
 def _stabiliser(chain: tuple[ir.Node, ...], softmax: ir.Node) -> tuple[ir.Node, ...]:

@@ -71,6 +71,8 @@ class AttentionSite(Site):
         product: the value product; its output is ``[B, H, S, Dv]``.
         key: where the keys come from.
         value: where the values come from.
+        score_scale: what the score product itself multiplies by.
+        value_scale: what the value product itself multiplies by.
         sink: the sink, where there is one.
         stabiliser: the (ReduceMax, Sub) nodes of the chain that subtract the row maximum: without effect on a softmax.
         probabilities_read: who else reads the scores or probabilities; None where nobody does.
@@ -89,6 +91,8 @@ class AttentionSite(Site):
     product: ir.Node
     key: KeyValueSource
     value: KeyValueSource
+    score_scale: float
+    value_scale: float
     sink: Sink | None
     stabiliser: tuple[ir.Node, ...]
     probabilities_read: str | None

@@ -255,7 +255,15 @@ class SiteWriter:
         query = cut(self.rewrite, self.site.query, tuple(cuts), name="query")
         for node in self.site.key.scales:
             query = self.scaled(node, query)
-        return query
+        return self.multiplied(query, self.site.score_scale, "scaled_query")
+
+    def multiplied(self, value: ir.Value, factor: float, name: str) -> ir.Value:
+        """``value`` times what a product of the exporter's multiplies by itself."""
+        if factor == 1:
+            return value
+        dtype = self.dtype or _FLOAT
+        number = self.rewrite.constant(np.asarray(factor, dtype.numpy()), "factor")
+        return self.rewrite.emit("Mul", [value, number], name=name, dtype=dtype)
 
     def scaled(self, node: ir.Node, value: ir.Value) -> ir.Value:
         """``value`` multiplied as ``node`` multiplies what runs through it."""

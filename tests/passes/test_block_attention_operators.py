@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -12,8 +12,10 @@ from onnx import helper
 
 from graphsurgery.passes.block_attention import BlockAttention
 from graphsurgery.pipeline import Pipeline
-from graphsurgery.site_report import SiteReport
 from tests.oracle import Arrays, run, session
+
+if TYPE_CHECKING:
+    from graphsurgery.site_report import SiteReport
 
 HEADS, FEATURES, BATCH, LENGTH, PAST = 2, 4, 2, 7, 3
 WIDTH = HEADS * FEATURES

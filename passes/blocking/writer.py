@@ -11,6 +11,7 @@ from graphsurgery.editing.slice_pushing import Cuts, SlicePusher, cut
 from graphsurgery.editing.spans import Bound, Sizes, Span, as_value, blocks_of
 from graphsurgery.passes.blocking.plan import BlockPlan, row_guard
 from graphsurgery.passes.blocking.site_writer import SiteWriter
+from graphsurgery.passes.blocking.survey import Surveyor, row_cuts_of
 from graphsurgery.patterns.masks import LOW, Mask
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class BlockWriter:
         self._mask_parts: dict[tuple[ir.Value, Span, ir.Graph], ir.Value] = {}
         self._few_masks: dict[tuple[ir.Value, int], ir.Value] = {}
         self._counts: dict[tuple[Dim, str, int], ir.Value] = {}
+        self.surveyor = Surveyor(self)
 
     def write(self, site: AttentionSite, plan: BlockPlan) -> tuple[ir.Value, ir.Value]:
         """Emit ``site`` as blocks.
@@ -139,6 +141,10 @@ class BlockWriter:
             with self.rewrite.prologue():
                 self._counts[key] = make()
         return self._counts[key]
+
+    def row_cuts(self, site: AttentionSite, value: ir.Value, rows: Span) -> Cuts:
+        """The cut of ``value`` to some rows of ``site``; none where it has no rows."""
+        return row_cuts_of(self.shapes.shape(value), site.length, rows)
 
     def edges(self, size: Dim, count: int, seen_on: tuple[ir.Value, int]) -> list[Span]:
         """The blocks of an axis of ``size``; computed once where they can be at the start of the graph."""

@@ -43,7 +43,7 @@ INTEGERS = frozenset(
     }
 )
 
-# Attributes that hold a body: what is inside is walked anew each time.
+# Attributes that hold a body: what is inside is walked anew each time, as that of a function is.
 _BODIES = frozenset({"body", "then_branch", "else_branch"})
 
 _NOBODY = (None, None)
@@ -151,8 +151,18 @@ class Frame:
         session: Session,
         opsets: Mapping[str, int],
         attributes: Mapping[str, ir.Attr] | None,
+        unsure: frozenset[str] = frozenset(),
         earlier: Frame | None = None,
     ) -> None:
+        """Make a frame without facts.
+
+        Args:
+            session: what all frames of the model share.
+            opsets: imports that apply.
+            attributes: of the call; None for the main graph.
+            unsure: names of attributes that calls differ in: a node that refers to one is not looked at.
+            earlier: the frame of the same graph before an edit.
+        """
         self.session = session
         self.facts: dict[ir.Value, Fact] = {}
         self.calls: dict[ir.Node, Frame] = {}
@@ -165,6 +175,12 @@ class Frame:
         self.fresh = session.fresh
         self._opsets = {_domain(domain): version for domain, version in opsets.items()}
         self._attributes = attributes
+        self._unsure = unsure
+
+    @property
+    def attributes(self) -> Mapping[str, ir.Attr]:
+        """The attributes of the call."""
+        return self._attributes or {}
 
     def walk(self, nodes: Iterable[ir.Node]) -> None:
         """Find the facts of every output of ``nodes``."""
@@ -175,8 +191,11 @@ class Frame:
             inputs = [NOTHING if value is None else facts.get(value) or self.fact(value) for value in node.inputs]
             if earlier is not None and self._renew(node, inputs, earlier):
                 continue
-            if functions and node.op_identifier() in functions:
-                found: Facts = self._call_function(node, inputs)
+            called = bool(functions) and node.op_identifier() in functions
+            if self._unsure and any(item.ref_attr_name in self._unsure for item in node.attributes.values()):
+                found: Facts = None
+            elif called:
+                found = self._call_function(node, inputs)
             else:
                 domain = _domain(node.domain)
                 rule = RULES.get((domain, node.op_type))
@@ -184,7 +203,7 @@ class Frame:
                 if rule is not None:
                     version = node.version or self._opsets.get(domain, 1)
                     found = _applied(rule, Call(node, inputs, self._resolved(node), version, self))
-            if self._record(node, found) and not node.attributes.data.keys() & _BODIES:
+            if self._record(node, found) and not called and not node.attributes.data.keys() & _BODIES:
                 self.read[node] = node.inputs
 
     def forget_earlier(self) -> None:

@@ -38,6 +38,11 @@ class ShapeView:
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
 
+    @property
+    def frame(self) -> Frame:
+        """The walk behind the view, for the analyses of this package."""
+        return self._frame
+
     def shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
         """The sizes of the axes of ``value``; None where its rank is unknown (or it is a sequence)."""
         return self._frame.fact(value).shape
@@ -91,7 +96,7 @@ class Shapes(ShapeView):
         """
         before = None if earlier is None else earlier._frame  # noqa: SLF001
         unknowns = 0 if before is None else before.session.unknowns
-        frame = Frame(Session(model, unknowns), model.opset_imports, None, before)
+        frame = Frame(Session(model, unknowns), model.opset_imports, None, earlier=before)
         for value in model.graph.inputs:
             frame.fact(value)
         frame.walk(model.graph)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from graphsurgery.patterns.layer_flow import Flow
 
-__all__ = ["Chain", "Segment", "find_chain", "forward_cone"]
+__all__ = ["Chain", "Segment", "find_chain", "forward_cone", "mixing_nodes"]
 
 _ENOUGH = 0.75  # of a cone in repeated layers: no shorter leaps are tried
 _SHORTEST_LEAP = 8
@@ -38,12 +38,12 @@ class Segment:
     """What may be one layer: from the cut ``entry`` (not part of it) to the cut ``exit``.
 
     Attributes:
-        entry: the node whose outputs the layer reads as its hidden state; None where it reads the source itself.
+        entry: the node whose outputs the layer reads as its hidden state.
         exit: the node that makes the next hidden state.
         word: what its regions are.
     """
 
-    entry: ir.Node | None
+    entry: ir.Node
     exit: ir.Node
     word: tuple[Hashable, ...]
 
@@ -65,15 +65,10 @@ def forward_cone(flow: Flow, source: ir.Value, without: Collection[ir.Node]) -> 
             continue
         depth = 0
         for value in flow.slots[node]:
-            if value is None:
-                continue
-            producer = value.producer()
-            if producer is not None:
-                depth = max(depth, depths.get(producer, 0))
-            if value is source:
-                depth = max(depth, 1)
-                continue
-        if depth or any(value is source for value in flow.slots[node]):
+            producer = value.producer() if value is not None else None
+            before = 1 if value is source else depths.get(producer, 0) if producer is not None else 0
+            depth = max(depth, before)
+        if depth:
             depths[node] = depth + 1
     return depths
 
@@ -131,14 +126,14 @@ def _segments(
         _letter(flow, path[start + 1 : end + 1], path[start], leap, cone, mixers)
         for start, end in zip(cuts, cuts[1:], strict=False)
     ]
+    mixing = any(node in mixers for node in cone)
     found: list[Segment] = []
     counts: collections.Counter[tuple[Hashable, ...]] = collections.Counter()
     sizes: dict[tuple[Hashable, ...], int] = {}
-    for start, end in split_word(letters):
-        word = tuple(letter.kind for letter in letters[start:end])
-        found.append(Segment(path[cuts[start]], path[cuts[end]], word))
-        counts[word] += 1
-        sizes[word] = sum(letter.size for letter in letters[start:end])
+    for factor in split_word(letters, mixing=mixing):
+        found.append(Segment(path[cuts[factor.start]], path[cuts[factor.end]], factor.word))
+        counts[factor.word] += 1
+        sizes[factor.word] = sum(letter.size for letter in letters[factor.start : factor.end])
     covered = sum(count * sizes[word] for word, count in counts.items() if count > 1)
     return covered, found
 

@@ -13,9 +13,9 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Sequence
+    from collections.abc import Hashable, Sequence
 
-__all__ = ["Letter", "split_word"]
+__all__ = ["Factor", "Letter", "split_word"]
 
 _ALIKE = 0.6  # share of operators that two regions have in common, of all that they have
 _MANY = 256  # different letters: no stack has so many kinds
@@ -39,9 +39,23 @@ class Letter:
     operators: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
 
-def split_word(letters: Sequence[Letter]) -> list[tuple[int, int]]:
-    """The layers of a stack: first and last-but-one index of the letters of each, in order."""
-    if not letters:
+@dataclasses.dataclass(frozen=True)
+class Factor:
+    """One layer: its letters ``start`` to ``end`` (not included), and what layers of its kind have in common."""
+
+    start: int
+    end: int
+    word: tuple[Hashable, ...]
+
+
+def split_word(letters: Sequence[Letter], *, mixing: bool) -> list[Factor]:
+    """The layers of a stack, in order.
+
+    Args:
+        letters: the regions.
+        mixing: whether the source has layers that mix positions: what repeats without mixing is then no layer.
+    """
+    if not letters or (mixing and not any(letter.mixes for letter in letters)):
         return []
     names = _names(letters)
     best: tuple[int, list[tuple[int, int]]] = (0, [])
@@ -53,7 +67,7 @@ def split_word(letters: Sequence[Letter]) -> list[tuple[int, int]]:
         score = _score(chosen, letters, names)
         if score > best[0]:
             best = (score, chosen)
-    return best[1]
+    return [Factor(start, end, tuple(names[start:end])) for start, end in best[1]]
 
 
 def _shortest(starts: Sequence[int], length: int) -> int:
@@ -172,7 +186,3 @@ def _score(factors: Sequence[tuple[int, int]], letters: Sequence[Letter], names:
         _size(letters, start, end - start) for start, end in factors if groups[tuple(names[start:end])] > 1
     )
 
-
-def words_of(letters: Sequence[Letter]) -> Iterator[Hashable]:
-    """The names of letters, for tests and reports."""
-    yield from _names(letters)

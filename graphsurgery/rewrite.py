@@ -207,6 +207,60 @@ class Rewrite:
         self._insert(node)
         return list(node.outputs)
 
+    def add_function(self, function: ir.Function, *, first: bool = False) -> None:
+        """Add a local function; its body imports what the model imports, and every function its domain.
+
+        Args:
+            function: new; it calls functions that are there already.
+            first: other functions will call it, so that it comes before them.
+        """
+        imports = self.model.opset_imports
+        imports.setdefault(function.domain, 1)
+        functions = self.model.functions
+        others = list(functions.values()) if first else []
+        for other in others:
+            del functions[other.identifier()]
+        for item in (function, *others):
+            functions[item.identifier()] = item
+            # ONNX Runtime reads a body with the imports of the model.
+            for domain, version in imports.items():
+                item.opset_imports.setdefault(domain, version)
+
+    def emit_call(self, function: ir.Function, inputs: Sequence[ir.Value], *, name: str) -> ir.Node:
+        """Insert a call of ``function``; its outputs have no names yet.
+
+        Args:
+            function: a local function.
+            inputs: one for each of its inputs.
+            name: last part of the name of the node; the scope is not put before it.
+        """
+        outputs = len(function.outputs)
+        node = ir.Node(function.domain, function.name, inputs, num_outputs=outputs, name=self._names.node(name))
+        self._tag(node)
+        self._insert(node)
+        return node
+
+    def fresh_name(self, hint: str) -> str:
+        """A name for a value that no value has: ``hint``, or ``hint_1`` and so on."""
+        return self._names.value(hint)
+
+    def forget(self, nodes: Iterable[ir.Node]) -> None:
+        """Remove ``nodes`` at the next sweep where nothing reads them any more."""
+        self._lost_users += [value for node in nodes for value in node.outputs]
+
+    def take_over(self, old: ir.Value, new: ir.Value) -> None:
+        """Let ``new`` stand for ``old`` everywhere: users, name, type, shape and place among the outputs."""
+        new.type, new.shape, new.doc_string = old.type, old.shape, old.doc_string
+        if old.is_graph_output():
+            self.replace_all_uses(old, new)
+        else:
+            name, old.name = old.name, None
+            new.name = name
+            new.metadata_props.update(old.metadata_props)
+            for use in list(old.uses()):
+                use.node.replace_input_with(use.idx, new)
+            self._lost_users.append(old)
+
     def clone(self, node: ir.Node, inputs: Sequence[ir.Value | None], *, name: str) -> ir.Value:
         """Insert a node like ``node``, which has one output, on other inputs; its shape is not declared.
 

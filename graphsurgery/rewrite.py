@@ -240,6 +240,16 @@ class Rewrite:
         self._insert(node)
         return node
 
+    def adopt(self, node: ir.Node) -> None:
+        """Insert a finished node at the current place; what was tagged by another pass keeps its tag."""
+        if PASS_KEY not in node.metadata_props:
+            self._tag(node)
+        self._insert(node)
+
+    def fresh_node_name(self, hint: str) -> str:
+        """A name for a node that no node has: ``hint``, or ``hint_1`` and so on."""
+        return self._names.node(hint)
+
     def fresh_name(self, hint: str) -> str:
         """A name for a value that no value has: ``hint``, or ``hint_1`` and so on."""
         return self._names.value(hint)

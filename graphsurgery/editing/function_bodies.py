@@ -13,11 +13,10 @@ import onnx_ir as ir
 
 from graphsurgery.function_keys import OWN, SHARED_KEY, STORED_KEY
 from graphsurgery.patterns.layer_bodies import Fixed, Inner, Parameter
-from graphsurgery.patterns.layer_flow import ordered_subgraphs
 from graphsurgery.patterns.layer_names import inner_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from graphsurgery.names import Names
     from graphsurgery.patterns.layer_bodies import Body, ConstantColumn
@@ -125,6 +124,7 @@ def clone_node(
     outputs: int,
     value_name: Callable[[str], str],
     node_name: Callable[[str], str],
+    given: Mapping[str, ir.Attr] | None = None,
 ) -> ir.Node:
     """A node like ``node`` that reads ``slots``: its inputs, then what its subgraphs capture, use by use.
 
@@ -134,9 +134,11 @@ def clone_node(
         outputs: how many outputs the copy has.
         value_name: makes the name of a value of that of the original.
         node_name: the same for nodes.
+        given: attributes of the call that the copy is made for: references to them are resolved. None keeps references.
     """
     inputs, captured = slots[: len(node.inputs)], iter(slots[len(node.inputs) :])
-    attributes = _clone_attributes(node, {}, captured, value_name, node_name)
+    clone = _Clone(captured, value_name, node_name, given)
+    attributes = clone.attributes(node)
     copy = ir.Node(
         node.domain,
         node.op_type,
@@ -153,84 +155,91 @@ def clone_node(
     return copy
 
 
-def _clone_attributes(
-    node: ir.Node,
-    inside: dict[ir.Value, ir.Value],
-    captured: Iterator[ir.Value | None],
-    value_name: Callable[[str], str],
-    node_name: Callable[[str], str],
-) -> list[ir.Attr]:
-    if not any(True for _ in ordered_subgraphs(node)):
-        return list(node.attributes.values())
-    found: dict[str, ir.Attr] = {}
-    for name, attribute in sorted(node.attributes.items()):
-        if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():
-            found[name] = ir.AttrGraph(name, _clone_graph(attribute.as_graph(), inside, captured, value_name, node_name))
-        elif attribute.type == ir.AttributeType.GRAPHS and not attribute.is_ref():
-            graphs = [_clone_graph(item, inside, captured, value_name, node_name) for item in attribute.as_graphs()]
-            found[name] = ir.AttrGraphs(name, graphs)
-        else:
-            found[name] = attribute
-    return [found[name] for name in node.attributes]
+class _Clone:
+    """The copies of the subgraphs of one node."""
 
+    def __init__(
+        self,
+        captured: Iterator[ir.Value | None],
+        value_name: Callable[[str], str],
+        node_name: Callable[[str], str],
+        given: Mapping[str, ir.Attr] | None,
+    ) -> None:
+        self._captured = captured
+        self._value_name = value_name
+        self._node_name = node_name
+        self._given = given
+        self._inside: dict[ir.Value, ir.Value] = {}
 
-def _clone_graph(
-    graph: ir.Graph,
-    inside: dict[ir.Value, ir.Value],
-    captured: Iterator[ir.Value | None],
-    value_name: Callable[[str], str],
-    node_name: Callable[[str], str],
-) -> ir.Graph:
-    def known(value: ir.Value | None) -> ir.Value | None:
-        if value is None:
-            return None
-        return inside[value] if value in inside else next(captured)
+    def attributes(self, node: ir.Node) -> list[ir.Attr]:
+        """The attributes of the copy of ``node``."""
+        found: dict[str, ir.Attr] = {}
+        # Captures are listed in the order of names.
+        for name, attribute in sorted(node.attributes.items()):
+            if attribute.is_ref():
+                resolved = self._resolved(attribute)
+                if resolved is not None:
+                    found[name] = resolved
+            elif attribute.type == ir.AttributeType.GRAPH:
+                found[name] = ir.AttrGraph(name, self._graph(attribute.as_graph()))
+            elif attribute.type == ir.AttributeType.GRAPHS:
+                found[name] = ir.AttrGraphs(name, [self._graph(item) for item in attribute.as_graphs()])
+            else:
+                found[name] = attribute
+        return [found[name] for name in node.attributes if name in found]
 
-    formals = [_clone_value(value, inside, value_name) for value in graph.inputs]
-    stored = [inside[value] if value in inside else _clone_value(value, inside, value_name) for value in graph.initializers.values()]
-    nodes: list[ir.Node] = []
-    for node in graph:
-        inputs = [known(value) for value in node.inputs]
-        attributes = _clone_attributes(node, inside, captured, value_name, node_name)
+    def _resolved(self, attribute: ir.Attr) -> ir.Attr | None:
+        if self._given is None:
+            return attribute
+        value = self._given.get(attribute.ref_attr_name or "")
+        return None if value is None else ir.Attr(attribute.name, value.type, value.value)
+
+    def _graph(self, graph: ir.Graph) -> ir.Graph:
+        formals = [self._value(value) for value in graph.inputs]
+        stored = [self._inside.get(value) or self._value(value) for value in graph.initializers.values()]
+        nodes = [self._node(node) for node in graph]
+        outputs = [self._known(value) for value in graph.outputs]
+        made = ir.Graph(
+            formals,
+            [value for value in outputs if value is not None],
+            nodes=nodes,
+            initializers=stored,
+            name=graph.name,
+            doc_string=graph.doc_string,
+        )
+        made.metadata_props.update(graph.metadata_props)
+        return made
+
+    def _node(self, node: ir.Node) -> ir.Node:
         copy = ir.Node(
             node.domain,
             node.op_type,
-            inputs,
-            attributes,
+            [self._known(value) for value in node.inputs],
+            self.attributes(node),
             overload=node.overload,
             num_outputs=len(node.outputs),
             version=node.version,
-            name=node_name(node.name) if node.name else None,
+            name=self._node_name(node.name) if node.name else None,
             doc_string=node.doc_string,
         )
         copy.metadata_props.update(node.metadata_props)
         for value, original in zip(copy.outputs, node.outputs, strict=True):
-            _copy_value(value, original, inside, value_name)
-        nodes.append(copy)
-    outputs = [known(value) for value in graph.outputs]
-    made = ir.Graph(
-        formals,
-        [value for value in outputs if value is not None],
-        nodes=nodes,
-        initializers=stored,
-        name=graph.name,
-        doc_string=graph.doc_string,
-    )
-    made.metadata_props.update(graph.metadata_props)
-    return made
+            self._copy(value, original)
+        return copy
 
+    def _known(self, value: ir.Value | None) -> ir.Value | None:
+        if value is None:
+            return None
+        return self._inside[value] if value in self._inside else next(self._captured)
 
-def _clone_value(value: ir.Value, inside: dict[ir.Value, ir.Value], value_name: Callable[[str], str]) -> ir.Value:
-    copy = ir.Value(const_value=value.const_value)
-    _copy_value(copy, value, inside, value_name)
-    return copy
+    def _value(self, value: ir.Value) -> ir.Value:
+        copy = ir.Value(const_value=value.const_value)
+        self._copy(copy, value)
+        return copy
 
-
-def _copy_value(
-    copy: ir.Value, value: ir.Value, inside: dict[ir.Value, ir.Value], value_name: Callable[[str], str]
-) -> None:
-    inside[value] = copy
-    copy.name = value_name(value.name) if value.name else ""
-    copy.type = value.type
-    copy.shape = value.shape.copy() if value.shape is not None else None
-    copy.metadata_props.update(value.metadata_props)
+    def _copy(self, copy: ir.Value, value: ir.Value) -> None:
+        self._inside[value] = copy
+        copy.name = self._value_name(value.name) if value.name else ""
+        copy.type = value.type
+        copy.shape = value.shape.copy() if value.shape is not None else None
+        copy.metadata_props.update(value.metadata_props)

@@ -348,7 +348,10 @@ class Rewrite:
         """
         name = output.name
         assert name is not None
-        outputs = self.model.graph.outputs
+        owner = output.graph
+        assert owner is not None
+        # Of the main graph, a subgraph, or the body of a function.
+        outputs = owner.outputs
         position = next(index for index, value in enumerate(outputs) if value is output)
         output.name = self._names.value(inner_hint)
         outputs[position] = replacement

@@ -50,11 +50,19 @@ class Segment:
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """A stack of layers over one source, in order; ``cone`` holds the nodes that depend on the source."""
+    """A stack of layers over one source.
+
+    Attributes:
+        source: what the stack starts from.
+        segments: the layers, in order; none where nothing repeats.
+        cone: the nodes that depend on the source, with their depth.
+        covered: how many nodes of the cone are in layers that occur more than once.
+    """
 
     source: ir.Value
     segments: tuple[Segment, ...]
     cone: dict[ir.Node, int]
+    covered: int = 0
 
 
 def forward_cone(flow: Flow, source: ir.Value, without: Collection[ir.Node]) -> dict[ir.Node, int]:
@@ -95,7 +103,7 @@ def find_chain(flow: Flow, source: ir.Value, without: Collection[ir.Node], mixer
         if best[0] >= _ENOUGH * len(cone):
             break
         leap //= 2
-    return Chain(source, tuple(best[1]), cone)
+    return Chain(source, tuple(best[1]), cone, best[0])
 
 
 def _segments(

@@ -50,7 +50,8 @@ def class_of(nodes: Sequence[ir.Node]) -> str | None:
     votes: collections.Counter[str] = collections.Counter()
     for node in nodes[-_VOTES:]:
         name = _class(node)
-        if name:
+        # The base class of all modules tells nothing.
+        if name and name != "Module":
             votes[name] += 1
     return votes.most_common(1)[0][0] if votes else None
 

@@ -71,7 +71,7 @@ def split_word(letters: Sequence[Letter], *, mixing: bool) -> list[Factor]:
 
 
 def _shortest(starts: Sequence[int], length: int) -> int:
-    return min((end - start for start, end in zip(starts, [*starts[1:], length], strict=True)), default=0)
+    return min((end - start for start, end in itertools.pairwise([*starts, length])), default=0)
 
 
 def _names(letters: Sequence[Letter]) -> list[Hashable]:

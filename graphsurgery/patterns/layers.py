@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["LayerKind", "find_layers"]
 
 _FEWEST_NODES = 4  # of a layer: a function of fewer is no gain, and repeated calls are functions already
-_MOST_SOURCES = 6
+_MOST_IDS = 4
+_MOST_DATA = 6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,20 +83,28 @@ def find_layers(model: ir.Model, shapes: Shapes, min_repeats: int = 2) -> list[L
 
 
 def _chains(model: ir.Model, flow: Flow, states: Collection[ir.Value], mixers: Collection[ir.Node]) -> list[Chain]:
+    ids, data = _sources(model, flow, frozenset(states))
+    # A decoder's stack is part of what depends on its encoder's tokens, and what depends on rotary positions is part of
+    # the stack: the order that leaves whole layers is right.
+    orders = [[first, *(value for value in ids if value is not first)] for first in ids] or [[]]
+    tried = [_in_order([*order, *data], flow, mixers) for order in orders]
+    best = max(tried, key=lambda chains: sum(chain.covered for chain in chains))
+    return sorted(best, key=lambda chain: flow.order[chain.segments[0].exit])
+
+
+def _in_order(sources: Sequence[ir.Value], flow: Flow, mixers: Collection[ir.Node]) -> list[Chain]:
     known: set[ir.Node] = set()
     found: list[Chain] = []
-    ids, data = _sources(model, flow, frozenset(states))
-    # Of two sequences, one's cone holds the other's (a decoder attends its encoder): the smaller one goes first.
-    for source in [*ids, *data]:
+    for source in sources:
         chain = find_chain(flow, source, known, mixers)
         known |= chain.cone.keys()
         if chain.segments:
             found.append(chain)
-    return sorted(found, key=lambda chain: flow.order[chain.segments[0].exit])
+    return found
 
 
 def _sources(model: ir.Model, flow: Flow, states: Collection[ir.Value]) -> tuple[list[ir.Value], list[ir.Value]]:
-    """Token ids, those that fewer nodes depend on first; then float inputs, those that most depends on first."""
+    """Token ids; then float inputs, those that most depends on first."""
     heights = _heights(flow)
     ids: list[ir.Value] = []
     data: list[ir.Value] = []
@@ -106,17 +115,9 @@ def _sources(model: ir.Model, flow: Flow, states: Collection[ir.Value]) -> tuple
             data.append(value)
         elif value.dtype in (ir.DataType.INT64, ir.DataType.INT32) and _embeds(flow, value):
             ids.append(value)
-    data.sort(key=lambda value: -heights.get(value, 0))
-    ids = ids[:_MOST_SOURCES]
-    sizes = {value: _cone_size(flow, value) for value in ids} if len(ids) > 1 else {}
-    ids.sort(key=lambda value: sizes.get(value, 0))
-    return ids, data[:_MOST_SOURCES]
-
-
-def _cone_size(flow: Flow, source: ir.Value) -> int:
-    from graphsurgery.patterns.layer_chains import forward_cone
-
-    return len(forward_cone(flow, source, ()))
+    for found in (ids, data):
+        found.sort(key=lambda value: -heights.get(value, 0))
+    return ids[:_MOST_IDS], data[:_MOST_DATA]
 
 
 def _heights(flow: Flow) -> dict[ir.Value, int]:

@@ -51,6 +51,7 @@ class Rewrite:
         self._in_prologue = True
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
         self._lost_users: list[ir.Value] = []
+        self._discarded: list[ir.Node] = []
         self._boundaries: list[Boundary] = []
 
     def at_site(self, site_id: str, scope: str) -> None:
@@ -254,12 +255,15 @@ class Rewrite:
         """A name for a value that no value has: ``hint``, or ``hint_1`` and so on."""
         return self._names.value(hint)
 
-    def forget(self, nodes: Iterable[ir.Node]) -> None:
-        """Remove ``nodes`` at the next sweep where nothing reads them any more."""
-        self._lost_users += [value for node in nodes for value in node.outputs]
+    def discard(self, nodes: Iterable[ir.Node]) -> None:
+        """Remove ``nodes`` at the next sweep; nothing but they themselves reads what they make."""
+        self._discarded += nodes
 
     def take_over(self, old: ir.Value, new: ir.Value) -> None:
-        """Let ``new`` stand for ``old`` everywhere: users, name, type, shape and place among the outputs."""
+        """Let ``new`` stand for ``old`` everywhere: users, name, type, shape and place among the outputs.
+
+        The node that makes ``old`` is to be discarded.
+        """
         new.type, new.shape, new.doc_string = old.type, old.shape, old.doc_string
         if old.is_graph_output():
             self.replace_all_uses(old, new)
@@ -269,7 +273,6 @@ class Rewrite:
             new.metadata_props.update(old.metadata_props)
             for use in list(old.uses()):
                 use.node.replace_input_with(use.idx, new)
-            self._lost_users.append(old)
 
     def clone(self, node: ir.Node, inputs: Sequence[ir.Value | None], *, name: str) -> ir.Value:
         """Insert a node like ``node``, which has one output, on other inputs; its shape is not declared.
@@ -383,7 +386,21 @@ class Rewrite:
 
     def sweep(self) -> None:
         """Remove what the edit has left without users so far."""
-        remove_dead(self._lost_users)
+        # A constant may have thousands of readers among them: it is asked once whether any is left.
+        read: dict[ir.Value, None] = {}
+        by_graph: dict[ir.Graph, list[ir.Node]] = {}
+        for node in self._discarded:
+            read.update(dict.fromkeys(value for value in node.inputs if value is not None))
+            read.update(dict.fromkeys(_captured(node)))
+            for index in range(len(node.inputs)):
+                node.replace_input_with(index, None)
+            assert node.graph is not None
+            by_graph.setdefault(node.graph, []).append(node)
+        for graph, nodes in by_graph.items():
+            graph.remove(nodes)
+        self._discarded.clear()
+        gone = {value for value in read if (maker := value.producer()) is not None and maker.graph is None}
+        remove_dead([*self._lost_users, *(value for value in read if value not in gone)])
         self._lost_users.clear()
 
     def commit(self) -> tuple[Boundary, ...]:

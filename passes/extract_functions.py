@@ -141,7 +141,7 @@ def _call(
             moved[made[ref.index]] = output
         else:
             output.name = edit.fresh_name(f"layers.{number}/{formal.name}")
-    edit.forget(nodes)
+    edit.discard(nodes)
     edit.record(inputs_before, names_before, inputs, [value.name or "" for value in call.outputs])
 
 

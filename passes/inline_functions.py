@@ -193,7 +193,7 @@ class _Inliner:
                 continue
             taken.add(new)
             edit.take_over(old, new)
-        edit.forget([call])
+        edit.discard([call])
 
     def _stands_for(self, node: ir.Node, call: ir.Node, edit: Rewrite, prefix: str) -> ir.Value | None:
         """The value of the main graph that a Constant node of a body stood for."""

@@ -15,6 +15,7 @@ from graphsurgery.errors import UsageError
 from graphsurgery.function_keys import LAYER_KEY
 from graphsurgery.names import Names
 from graphsurgery.pass_base import Pass
+from graphsurgery.patterns.inner_repeats import find_inner_repeats
 from graphsurgery.patterns.layers import LayerKind, find_layers
 from graphsurgery.patterns.matcher import is_sorted
 from graphsurgery.rewrite import Rewrite
@@ -23,6 +24,7 @@ from graphsurgery.site_report import SiteReport
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from graphsurgery.patterns.layer_bodies import Body
     from graphsurgery.patterns.site import Site
     from graphsurgery.site_report import Detail, PassReport
 
@@ -96,15 +98,40 @@ class ExtractFunctions(Pass):
             report.sites.append(_site_report(site, function, boundaries))
         if not is_sorted(model.graph):
             model.graph.sort()
+        if self.inner:
+            for _, _, function in edits:
+                self._extract_inner(model, function, report)
+            self._extract_inner(model, None, report)
         return frozenset()
 
     def _extract(self, model: ir.Model, site: LayerKind, moved: dict[ir.Value, ir.Value]) -> tuple[Rewrite, ir.Function]:
         edit = Rewrite(model, self.name, site.id, scope=site.name)
         function = build_function(site.body, self.domain, site.name, Names.of(model))
         edit.add_function(function)
-        for at in range(len(site.numbers)):
-            _call(edit, site, function, at, moved)
+        for at, number in enumerate(site.numbers):
+            call = _call(edit, site.body, function, at, f"layers.{number}", moved)
+            call.metadata_props[LAYER_KEY] = str(number)
         return edit, function
+
+    def _extract_inner(self, model: ir.Model, outer: ir.Function | None, report: PassReport) -> None:
+        """Extract what repeats in the body of ``outer`` (None: in the main graph), and report it."""
+        graph, where = (model.graph, "main") if outer is None else (outer.graph, outer.name)
+        taken = {function.name for function in model.functions.values() if function.domain == self.domain}
+        moved: dict[ir.Value, ir.Value] = {}
+        bodies = find_inner_repeats(graph, model.functions, self.min_repeats, nested=outer is not None)
+        for body in bodies:
+            name = _free(f"{outer.name}_inner" if outer is not None else "Inner", taken)
+            edit = Rewrite(model, self.name, f"inner:{name}", scope=name)
+            function = build_function(body, self.domain, name, Names.of(model))
+            edit.add_function(function, first=True)
+            for at in range(len(body.instances)):
+                _call(edit, body, function, at, f"{where}/{at}", moved)
+            boundaries = edit.commit()
+            reason = f"{len(body.instances)} equal groups of {len(body.instances[0])} nodes in {where} are calls of {name}"
+            detail = _detail(body, function)
+            report.sites.append(SiteReport(f"inner:{name}", ("inner",), None, "rewritten", reason, detail, boundaries))
+        if bodies and not is_sorted(graph):
+            graph.sort()
 
 
 def _free(name: str, taken: set[str]) -> str:
@@ -117,32 +144,31 @@ def _free(name: str, taken: set[str]) -> str:
 
 
 def _call(
-    edit: Rewrite, site: LayerKind, function: ir.Function, at: int, moved: dict[ir.Value, ir.Value]
-) -> None:
+    edit: Rewrite, body: Body, function: ir.Function, at: int, scope: str, moved: dict[ir.Value, ir.Value]
+) -> ir.Node:
     """Put a call in the place of instance ``at``; ``moved`` tells what stands for values that calls make now."""
-    nodes, number = site.body.instances[at], site.numbers[at]
-    inputs = [moved.get(column[at], column[at]) for column in site.body.parameters]
-    # The end of the layer makes the hidden state: all that the call reads is there before it.
+    nodes = body.instances[at]
+    inputs = [moved.get(column[at], column[at]) for column in body.parameters]
     edit.before(nodes[-1])
     names_before = [
         nodes[ref.position].outputs[ref.index].name or "" if ref.index < len(nodes[ref.position].outputs) else ""
-        for ref in site.body.outputs
+        for ref in body.outputs
     ]
-    call = edit.emit_call(function, inputs, name=f"layers.{number}/{function.name}")
-    call.metadata_props[LAYER_KEY] = str(number)
-    scope = _common_scope(nodes)
-    if scope:
-        call.metadata_props["namespace"] = scope
+    call = edit.emit_call(function, inputs, name=f"{scope}/{function.name}")
+    namespace = _common_scope(nodes)
+    if namespace:
+        call.metadata_props["namespace"] = namespace
     inputs_before = [value.name or "" for value in inputs]
-    for ref, output, formal in zip(site.body.outputs, call.outputs, function.outputs, strict=True):
+    for ref, output, formal in zip(body.outputs, call.outputs, function.outputs, strict=True):
         made = nodes[ref.position].outputs
         if ref.index < len(made) and made[ref.index].name:
             edit.take_over(made[ref.index], output)
             moved[made[ref.index]] = output
         else:
-            output.name = edit.fresh_name(f"layers.{number}/{formal.name}")
+            output.name = edit.fresh_name(f"{scope}/{formal.name}")
     edit.discard(nodes)
     edit.record(inputs_before, names_before, inputs, [value.name or "" for value in call.outputs])
+    return call
 
 
 def _common_scope(nodes: Sequence[ir.Node]) -> str:
@@ -163,17 +189,20 @@ def _site_report(site: LayerKind, function: ir.Function, boundaries: Any) -> Sit
         f"layers {listed} are {len(site.numbers)} calls of {function.domain}::{function.name}: {len(body.instances[0])} nodes, "
         f"{len(body.parameters)} parameters ({body.weights} weights), {len(body.outputs)} outputs"
     )
-    detail: dict[str, Detail] = {
+    detail = _detail(body, function) | {"layers": list(site.numbers)}
+    return SiteReport(site.id, site.kinds, site.layer, "rewritten", reason, detail, boundaries)
+
+
+def _detail(body: Body, function: ir.Function) -> dict[str, Detail]:
+    return {
         "function": f"{function.domain}::{function.name}",
-        "layers": list(site.numbers),
-        "instances": len(site.numbers),
+        "instances": len(body.instances),
         "nodes": len(body.instances[0]),
         "constants": len(body.constants),
         "parameters": len(body.parameters),
         "weights": body.weights,
         "outputs": len(body.outputs),
     }
-    return SiteReport(site.id, site.kinds, site.layer, "rewritten", reason, detail, boundaries)
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -248,8 +248,6 @@ def _restore(copy: ir.Node, node: ir.Node, call: ir.Node) -> None:
     """The metadata of ``node``, with the number of the layer of ``call``."""
     number = call.metadata_props.get(LAYER_KEY)
     for key, text in node.metadata_props.items():
-        if key in (STORED_KEY, SHARED_KEY):
-            continue
         copy.metadata_props[key] = text if number is None else _EVERY_LAYER.sub(number, text)
 
 

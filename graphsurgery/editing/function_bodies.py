@@ -107,6 +107,11 @@ def _constant(column: ConstantColumn, local: set[str], node_name: str) -> ir.Nod
     value = node.outputs[0]
     value.name = _claim(inner_name(first.name or "constant"), local)
     _describe(value, column.values, local)
+    notes = {} if producer is None else producer.metadata_props
+    if STORED_KEY in notes or SHARED_KEY in notes:
+        # It is a constant of a body itself.
+        node.metadata_props.update({key: notes[key] for key in (STORED_KEY, SHARED_KEY) if key in notes})
+        return node
     shared = len(set(column.values)) == 1
     if producer is None:
         node.metadata_props[STORED_KEY] = (first.name or "") if shared else OWN

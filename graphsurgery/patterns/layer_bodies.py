@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, TypeAlias
 
+from graphsurgery.function_keys import OWN, SHARED_KEY, STORED_KEY
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -72,15 +74,18 @@ class Body:
         return sum(all(value.const_value is not None for value in column) for column in self.parameters)
 
 
-def describe_body(flow: Flow, instances: Sequence[Sequence[ir.Node]], first: Sequence[ir.Node] = ()) -> Body:
+def describe_body(
+    flow: Flow, instances: Sequence[Sequence[ir.Node]], first: Sequence[ir.Node] = (), *, nested: bool = False
+) -> Body:
     """The function that ``instances`` have in common.
 
     Args:
         flow: the graph.
         instances: equal lists of nodes, in execution order.
         first: nodes whose outputs become the first parameters and results: the ends of the layers.
+        nested: the nodes are in the body of a function already.
     """
-    columns = _Columns(flow, instances)
+    columns = _Columns(flow, instances, nested=nested)
     slots = columns.slots()
     order = sorted(range(len(columns.parameters)), key=lambda at: (_rank(columns.parameters[at], first), at))
     number = {old: new for new, old in enumerate(order)}
@@ -104,8 +109,9 @@ def _rank(column: tuple[ir.Value, ...], first: Sequence[ir.Node]) -> int:
 
 
 class _Columns:
-    def __init__(self, flow: Flow, instances: Sequence[Sequence[ir.Node]]) -> None:
+    def __init__(self, flow: Flow, instances: Sequence[Sequence[ir.Node]], *, nested: bool) -> None:
         self._flow = flow
+        self._nested = nested
         self._instances = instances
         self._positions = [{node: at for at, node in enumerate(nodes)} for nodes in instances]
         self.parameters: list[tuple[ir.Value, ...]] = []
@@ -134,12 +140,22 @@ class _Columns:
     def _outside(self, column: tuple[ir.Value, ...]) -> Parameter | Fixed:
         key = self._flow.constant(column[0])
         equal = key is not None and all(self._flow.constant(value) == key for value in column)
-        forms = {value.producer() is None for value in column}
-        if equal and key is not None and len(forms) == 1 and len(set(column)) in (1, len(column)):
+        if equal and key is not None and self._comes_back(column):
             self.constants.append(ConstantColumn(column, key))
             return Fixed(len(self.constants) - 1)
         self.parameters.append(column)
         return Parameter(len(self.parameters) - 1)
+
+    def _comes_back(self, column: tuple[ir.Value, ...]) -> bool:
+        """Whether inlining could tell what a constant of the body stood for: one value, or one for each instance."""
+        makers = [value.producer() for value in column]
+        kinds = len(set(column))
+        if len({maker is None for maker in makers}) > 1 or kinds not in (1, len(column)):
+            return False
+        if not self._nested:
+            return True
+        notes = {maker.metadata_props.get(STORED_KEY, maker.metadata_props.get(SHARED_KEY)) for maker in makers if maker}
+        return notes == {None} if kinds > 1 else notes.isdisjoint({None, OWN})
 
 
 def _outputs(flow: Flow, instances: Sequence[Sequence[ir.Node]]) -> Iterator[Inner]:

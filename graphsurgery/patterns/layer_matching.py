@@ -12,7 +12,7 @@ import collections
 import dataclasses
 from typing import TYPE_CHECKING
 
-from graphsurgery.patterns.matcher import is_op
+from graphsurgery.patterns.layer_growth import Growth
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -136,7 +136,7 @@ def match_layers(
         layers = [Layer(segment, [paired[node] for node in pattern]) for segment, paired in members]
         stack = Stack(layers)
         if len(layers) > 1:
-            _Growth(flow, levels, stack, own).run()
+            _LayerGrowth(flow, levels, stack, own).run()
         stack.layers[1:] = sorted(stack.layers[1:], key=lambda layer: position[layer.segment])
         found.append(stack)
     return found, reasons
@@ -210,129 +210,60 @@ def _tangled(flow: Flow, levels: Levels, segment: Segment, core: Collection[ir.N
 # ---- what serves one layer alone ----------------------------------------------------------------------------------
 
 
-class _Growth:
+class _LayerGrowth(Growth):
+    """Layers take in what feeds one of them alone, then what one alone leads to outputs of the model."""
+
     def __init__(self, flow: Flow, levels: Levels, stack: Stack, own: Collection[ir.Node]) -> None:
-        self._flow = flow
+        self._lists = [layer.nodes for layer in stack.layers]
+        super().__init__(flow, self._lists)
         self._levels = levels
-        self._layers = stack.layers
+        self._ends = [levels.of_node[layer.segment.exit] for layer in stack.layers]
         self._own = own
-        self._members = [set(layer.nodes) for layer in stack.layers]
-        self._positions = [{node: at for at, node in enumerate(layer.nodes)} for layer in stack.layers]
-        self._everywhere = set().union(*self._members)
 
     def run(self) -> None:
-        """Take in what feeds one layer alone, then what one layer alone leads to outputs of the model."""
-        position = 0
-        pattern = self._layers[0].nodes
-        while position < len(pattern):
-            self._upwards(position)
-            position += 1
-        # A node may have waited for another reader to join.
-        before = -1
-        while before != len(pattern):
-            before = len(pattern)
-            for position in range(len(pattern)):
-                self._upwards(position)
+        """Grow as far as it goes, and put the nodes in execution order."""
+        self.upwards()
         self._downwards()
-        self._sort()
+        self.sort()
 
-    def _sort(self) -> None:
-        """Execution order of the pattern, for all."""
-        order = sorted(range(len(self._layers[0].nodes)), key=lambda at: self._flow.order[self._layers[0].nodes[at]])
-        for layer in self._layers:
-            layer.nodes[:] = [layer.nodes[at] for at in order]
-
-    def _upwards(self, position: int) -> None:
-        nodes = [layer.nodes[position] for layer in self._layers]
-        for slots in zip(*(self._flow.slots[node] for node in nodes), strict=True):
-            values = [value for value in slots if value is not None]
-            if len(values) == len(nodes):
-                self._take(values)
-
-    def _take(self, values: list[ir.Value]) -> None:
-        producers = [value.producer() for value in values]
-        first = producers[0]
-        if first is None or first in self._everywhere or len(set(producers)) < len(producers):
-            return
-        nodes = [node for node in producers if node is not None]
-        if len(nodes) < len(producers) or any(not self._may_join(node, number) for number, node in enumerate(nodes)):
-            return
-        if len({self._flow.signature(node) for node in nodes}) > 1 or len({value.index() for value in values}) > 1:
-            return
-        if not self._read_alike(nodes) or not self._weights_alike(nodes):
-            return
-        self._add(nodes)
-
-    def _may_join(self, node: ir.Node, number: int) -> bool:
-        level = self._levels.of_node[self._layers[number].segment.exit]
-        if node in self._everywhere or node not in self._own or is_op(node, "Constant"):
-            return False
-        if self._levels.of_node[node] >= level:
-            return False
-        members = self._members[number]
-        return all(user in members for value in node.outputs for user, _ in self._flow.users.get(value, ()))
-
-    def _read_alike(self, nodes: Sequence[ir.Node]) -> bool:
-        """Whether the layers read the outputs of ``nodes`` at the same places."""
-        places = set()
-        for number, node in enumerate(nodes):
-            positions = self._positions[number]
-            places.add(
-                frozenset(
-                    (index, positions[user], slot)
-                    for index, value in enumerate(node.outputs)
-                    for user, slot in self._flow.users.get(value, ())
-                )
-            )
-        return len(places) == 1
-
-    def _weights_alike(self, nodes: Sequence[ir.Node]) -> bool:
-        for slots in zip(*(self._flow.slots[node] for node in nodes), strict=True):
-            if len({None if value is None else self._flow.marker(value) for value in slots}) > 1:
-                return False
-        return True
-
-    def _add(self, nodes: Sequence[ir.Node]) -> None:
-        for number, node in enumerate(nodes):
-            self._positions[number][node] = len(self._layers[number].nodes)
-            self._layers[number].nodes.append(node)
-            self._members[number].add(node)
-            self._everywhere.add(node)
+    def may_join(self, node: ir.Node, number: int) -> bool:
+        """See :meth:`Growth.may_join`."""
+        return node in self._own and self._levels.of_node[node] < self._ends[number]
 
     def _downwards(self) -> None:
         """Nodes that depend on the layer and lead to outputs of the model alone, such as the rows of a window."""
-        after = [self._dependents(number) for number in range(len(self._layers))]
+        after = [self._dependents(number) for number in range(len(self._lists))]
         position = 0
-        while position < len(self._layers[0].nodes):
-            offers = [self._offers(number, position) for number in range(len(self._layers))]
+        while position < len(self._lists[0]):
+            offers = [self._offers(number, position) for number in range(len(self._lists))]
             for key in offers[0]:
                 nodes = [offer.get(key) for offer in offers]
                 chosen = [node for node in nodes if node is not None]
                 if len(chosen) == len(nodes) and self._reads_alike(chosen, after):
-                    self._add(chosen)
+                    self.add(chosen)
             position += 1
 
     def _dependents(self, number: int) -> set[ir.Node]:
         found: set[ir.Node] = set()
-        level = self._levels.of_node[self._layers[number].segment.exit]
+        level = self._ends[number]
         for node in self._levels.members.get(level, ()):
-            producers = [value.producer() for value in self._flow.slots[node] if value is not None]
-            if node in self._members[number] or any(item in found for item in producers):
+            producers = [value.producer() for value in self.flow.slots[node] if value is not None]
+            if node in self.members[number] or any(item in found for item in producers):
                 found.add(node)
         return found
 
     def _offers(self, number: int, position: int) -> dict[tuple[int, int, int], ir.Node]:
         """The users of the node at ``position`` that might join, by output, slot and signature; none of two alike."""
-        level = self._levels.of_node[self._layers[number].segment.exit]
+        level = self._ends[number]
         found: dict[tuple[int, int, int], ir.Node] = {}
         double: collections.Counter[tuple[int, int, int]] = collections.Counter()
-        for index, value in enumerate(self._layers[number].nodes[position].outputs):
-            for user, slot in self._flow.users.get(value, ()):
-                if user in self._everywhere or self._levels.of_node[user] != level:
+        for index, value in enumerate(self._lists[number][position].outputs):
+            for user, slot in self.flow.users.get(value, ()):
+                if user in self.everywhere or self._levels.of_node[user] != level:
                     continue
                 if not self._only_leads_out(user):
                     continue
-                key = (index, slot, self._flow.signature(user))
+                key = (index, slot, self.flow.signature(user))
                 double[key] += 1
                 found[key] = user
         return {key: user for key, user in found.items() if double[key] == 1}
@@ -343,24 +274,24 @@ class _Growth:
             if not pending:
                 return True
             for value in pending.pop().outputs:
-                pending += [user for user, _ in self._flow.users.get(value, ())]
+                pending += [user for user, _ in self.flow.users.get(value, ())]
         return not pending
 
     def _reads_alike(self, nodes: Sequence[ir.Node], after: Sequence[set[ir.Node]]) -> bool:
         shapes = set()
         for number, node in enumerate(nodes):
-            if node in self._everywhere:
+            if node in self.everywhere:
                 return False
             reads: list[object] = []
-            for value in self._flow.slots[node]:
+            for value in self.flow.slots[node]:
                 producer = value.producer() if value is not None else None
                 if value is None:
                     reads.append(None)
-                elif producer in self._positions[number]:
-                    reads.append((self._positions[number][producer], value.index()))
+                elif producer in self.positions[number]:
+                    reads.append((self.positions[number][producer], value.index()))
                 elif producer in after[number]:
                     return False
                 else:
-                    reads.append(("outside", self._flow.marker(value)))
+                    reads.append(("outside", self.flow.marker(value)))
             shapes.add(tuple(reads))
         return len(shapes) == 1

@@ -80,6 +80,7 @@ class Rewrite:
         self._in_prologue = True
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
         self._lost_users: list[ir.Value] = []
+        self._discarded: list[ir.Node] = []
         self._boundaries: list[Boundary] = []
         self._parameters: dict[tuple[ir.Value, ...], ir.Value] = {}
         self._read_before: list[ir.Value] = []
@@ -255,6 +256,72 @@ class Rewrite:
         self._insert(node)
         return list(node.outputs)
 
+    def add_function(self, function: ir.Function, *, first: bool = False) -> None:
+        """Add a local function; its body imports what the model imports, and every function its domain.
+
+        Args:
+            function: new; it calls functions that are there already.
+            first: other functions will call it, so that it comes before them.
+        """
+        imports = self.model.opset_imports
+        imports.setdefault(function.domain, 1)
+        functions = self.model.functions
+        others = list(functions.values()) if first else []
+        for other in others:
+            del functions[other.identifier()]
+        for item in (function, *others):
+            functions[item.identifier()] = item
+            # ONNX Runtime reads a body with the imports of the model.
+            for domain, version in imports.items():
+                item.opset_imports.setdefault(domain, version)
+
+    def emit_call(self, function: ir.Function, inputs: Sequence[ir.Value], *, name: str) -> ir.Node:
+        """Insert a call of ``function``; its outputs have no names yet.
+
+        Args:
+            function: a local function.
+            inputs: one for each of its inputs.
+            name: last part of the name of the node; the scope is not put before it.
+        """
+        outputs = len(function.outputs)
+        node = ir.Node(function.domain, function.name, inputs, num_outputs=outputs, name=self._names.node(name))
+        self._tag(node)
+        self._insert(node)
+        return node
+
+    def adopt(self, node: ir.Node) -> None:
+        """Insert a finished node at the current place; what was tagged by another pass keeps its tag."""
+        if PASS_KEY not in node.metadata_props:
+            self._tag(node)
+        self._insert(node)
+
+    def fresh_node_name(self, hint: str) -> str:
+        """A name for a node that no node has: ``hint``, or ``hint_1`` and so on."""
+        return self._names.node(hint)
+
+    def fresh_name(self, hint: str) -> str:
+        """A name for a value that no value has: ``hint``, or ``hint_1`` and so on."""
+        return self._names.value(hint)
+
+    def discard(self, nodes: Iterable[ir.Node]) -> None:
+        """Remove ``nodes`` at the next sweep; nothing but they themselves reads what they make."""
+        self._discarded += nodes
+
+    def take_over(self, old: ir.Value, new: ir.Value) -> None:
+        """Let ``new`` stand for ``old`` everywhere: users, name, type, shape and place among the outputs.
+
+        The node that makes ``old`` is to be discarded.
+        """
+        new.type, new.shape, new.doc_string = old.type, old.shape, old.doc_string
+        if old.is_graph_output():
+            self.replace_all_uses(old, new)
+        else:
+            name, old.name = old.name, None
+            new.name = name
+            new.metadata_props.update(old.metadata_props)
+            for use in list(old.uses()):
+                use.node.replace_input_with(use.idx, new)
+
     def clone(self, node: ir.Node, inputs: Sequence[ir.Value | None], *, name: str) -> ir.Value:
         """Insert a node like ``node``, which has one output, on other inputs; its shape is not declared.
 
@@ -401,9 +468,10 @@ class Rewrite:
         """
         name = output.name
         assert name is not None
-        graph = output.graph
-        assert graph is not None
-        outputs = graph.outputs
+        owner = output.graph
+        assert owner is not None
+        # Of the main graph, a subgraph, or the body of a function.
+        outputs = owner.outputs
         position = next(index for index, value in enumerate(outputs) if value is output)
         output.name = self._names.value(inner_hint)
         outputs[position] = replacement
@@ -435,7 +503,21 @@ class Rewrite:
 
     def sweep(self) -> None:
         """Remove what the edit has left without users so far."""
-        remove_dead(self._lost_users)
+        # A constant may have thousands of readers among them: it is asked once whether any is left.
+        read: dict[ir.Value, None] = {}
+        by_graph: dict[ir.Graph, list[ir.Node]] = {}
+        for node in self._discarded:
+            read.update(dict.fromkeys(value for value in node.inputs if value is not None))
+            read.update(dict.fromkeys(_captured(node)))
+            for index in range(len(node.inputs)):
+                node.replace_input_with(index, None)
+            assert node.graph is not None
+            by_graph.setdefault(node.graph, []).append(node)
+        for graph, nodes in by_graph.items():
+            graph.remove(nodes)
+        self._discarded.clear()
+        gone = {value for value in read if (maker := value.producer()) is not None and maker.graph is None}
+        remove_dead([*self._lost_users, *(value for value in read if value not in gone)])
         self._lost_users.clear()
 
     def _drop_parameters(self) -> None:

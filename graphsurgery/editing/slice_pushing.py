@@ -64,6 +64,9 @@ class SlicePusher:
         finished: values with rows and columns that had to be sliced as a whole.
     """
 
+    through_products = False
+    """Whether matrix products are replayed on slices too."""
+
     def __init__(self, rewrite: Rewrite, shapes: Shapes, length: Dim, total: Dim) -> None:
         self._rewrite = rewrite
         self._shapes = shapes
@@ -124,7 +127,7 @@ class SlicePusher:
         lengths: dict[int, dict[int, Span]] = {}
         for axis, span in cuts:
             step = lift(node, value.index() or 0, RowAxis(axis), self._shapes, self._rewrite.model)
-            if isinstance(step, Blocked) or step.contracts:
+            if isinstance(step, Blocked) or (step.contracts and not self.through_products):
                 return None
             for position, need in step.rows.items():
                 if need.flat:
@@ -141,7 +144,7 @@ class SlicePusher:
             if item is None:
                 inputs.append(None)
             elif position in lengths:
-                operand = self._operand(item, lengths[position])
+                operand = self.operand(item, lengths[position])
                 if operand is None:
                     return None
                 inputs.append(operand)
@@ -149,8 +152,8 @@ class SlicePusher:
                 inputs.append(self.get(item, tuple(sorted(needs.get(position, ()), key=lambda pair: pair[0]))))
         return inputs
 
-    def _operand(self, operand: ir.Value, lengths: dict[int, Span]) -> ir.Value | None:
-        """A shape operand with the lengths of spans in place of some entries."""
+    def operand(self, operand: ir.Value, lengths: dict[int, Span]) -> ir.Value | None:
+        """A shape operand with the lengths of spans in place of some entries; None where it is not known."""
         contents = self._shapes.shape_value(operand)
         if contents is None:
             return None

@@ -103,6 +103,7 @@ class Bounds:
         for use in list(value.uses()):
             if use.node.op_type == "Shape" and not use.node.domain:
                 rows = RowAxis(len(shape) - 1)
+                self._rewrite.before(use.node)
                 restore_size(self._rewrite, use.node, value, rows, lambda: self._whole(slots, seen_on), self._shapes)
 
     def _whole(self, slots: Dim, seen_on: tuple[ir.Value, int]) -> ir.Value:

@@ -19,7 +19,7 @@ from graphsurgery.patterns.cache_reads import CacheRead, find_cache_reads, writt
 from graphsurgery.patterns.kv_cache import find_caches
 from graphsurgery.patterns.matcher import GraphIndex
 from graphsurgery.patterns.site import Refusal, Site
-from graphsurgery.rewrite import PASS_KEY, Rewrite
+from graphsurgery.rewrite import PASS_KEY, SITE_KEY, Rewrite
 from graphsurgery.site_report import Detail, PassReport, SiteReport
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ __all__ = ["BoundContext"]
 
 _INT64 = ir.DataType.INT64
 _LOWEST_OPSET = 11
+_BLOCKS = "block-attention"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,34 +80,25 @@ class BoundContext(Pass):
     def find(self, model: ir.Model) -> Sequence[Site]:
         """See :meth:`Pass.find`."""
         shapes = shapes_of(model)
-        found = [self._usable(site, model) for site in find_cache_reads(model, shapes, GraphIndex(model))]
+        done = _sites_of(model, self.name) if read_context_bound(model) is not None else set()
+        found = [self._usable(site, model, done) for site in find_cache_reads(model, shapes, GraphIndex(model))]
         reads = [site for site in found if isinstance(site, CacheRead)]
         if reads:
             self._check_source(model, reads)
-        return found
+        return [*found, *_blocked(model, {site.id for site in found})]
 
-    def _usable(self, site: CacheRead | Refusal, model: ir.Model) -> Site:
-        if isinstance(site, Refusal):
-            return site
+    def _usable(self, site: CacheRead | Refusal, model: ir.Model, done: set[str]) -> Site:
         reason = None
         opset = model.opset_imports.get("", 1)
-        if opset < _LOWEST_OPSET:
+        if site.id in done:
+            reason = "already bounded: an earlier run cut its keys"
+        elif isinstance(site, Refusal):
+            return site
+        elif opset < _LOWEST_OPSET:
             reason = f"the model imports opset {opset}; a bound needs {_LOWEST_OPSET}: convert it first"
-        elif (done := self._bounded_by(site, model)) is not None:
-            reason = f"already bounded: {done}"
+        elif not done and (own := _own_bound(model)) is not None:
+            reason = f"already bounded: the model has an input {own.name!r}"
         return site if reason is None else Refusal(id=site.id, kinds=site.kinds, layer=site.layer, reason=reason)
-
-    def _bounded_by(self, site: CacheRead, model: ir.Model) -> str | None:
-        """Who bounds the site already: this pass, or the export by an input of its own."""
-        bound = read_context_bound(model)
-        value = site.keys.node.inputs[site.keys.index]
-        node = value.producer() if value is not None else None
-        if bound is not None and node is not None and node.metadata_props.get(PASS_KEY) == self.name:
-            return "an earlier run cut its keys"
-        if bound is None:
-            own = next((item for item in model.graph.inputs if (item.name or "").startswith("comp_ctx_len")), None)
-            return f"the model has an input {own.name!r}" if own is not None else None
-        return None
 
     def _check_source(self, model: ir.Model, reads: Sequence[CacheRead]) -> None:
         earlier = read_context_bound(model)
@@ -181,6 +173,24 @@ class BoundContext(Pass):
             "use; its contents do not matter."
         )
         return [text]
+
+
+def _blocked(model: ir.Model, known: set[str]) -> list[Refusal]:
+    """Attention that an earlier run has divided into blocks, which read the cache each by itself."""
+    ids = sorted(_sites_of(model, _BLOCKS) - known)
+    reason = f"its keys are read block by block already: run {BoundContext.name} before {_BLOCKS}"
+    return [Refusal(id=item, kinds=("attention", "blocked"), reason=reason) for item in ids]
+
+
+def _sites_of(model: ir.Model, pass_name: str) -> set[str]:
+    """Ids of the sites that a pass has rewritten in ``model``."""
+    props = (node.metadata_props for node in model.graph)
+    return {item.get(SITE_KEY, "") for item in props if item.get(PASS_KEY) == pass_name}
+
+
+def _own_bound(model: ir.Model) -> ir.Value | None:
+    """An input by which the export bounds its attention itself."""
+    return next((item for item in model.graph.inputs if (item.name or "").startswith("comp_ctx_len")), None)
 
 
 def _told(bound: ContextBound) -> str:

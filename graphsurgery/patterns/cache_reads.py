@@ -19,6 +19,7 @@ from graphsurgery.patterns.fused_reads import fused_operands
 from graphsurgery.patterns.kv_cache import find_caches
 from graphsurgery.patterns.matcher import is_op
 from graphsurgery.patterns.site import Refusal, Site
+from graphsurgery.patterns.write_positions import write_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -281,6 +282,10 @@ class _Finder:
         return found
 
     def _check_axis(self, value: ir.Value, axis: int, cache: CacheSite) -> None:
+        # A mask over slots, or a function, does not tell where they are.
+        told = is_op(write_of(cache), "ScatterND", "ScatterElements", "Scatter", "TensorScatter")
+        if not told:
+            return
         if value is cache.output and cache.axis is not None and axis != cache.axis:
             raise _NotBoundedError(f"its columns are axis {axis} of {value.name!r}, whose slots are axis {cache.axis}")
         size, slots = self._shapes.dim(value, axis), self._shapes.dim(cache.output, cache.axis or 0)

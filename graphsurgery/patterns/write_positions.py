@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from graphsurgery.analysis.shapes import Shapes
     from graphsurgery.patterns.kv_cache import CacheSite
 
-__all__ = ["WrittenSlots", "written_slots"]
+__all__ = ["WrittenSlots", "write_of", "written_slots"]
 
 _LAYOUT = frozenset({"Identity", "Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "QuantizeLinear"})
 _KEEPS_ELEMENTS = frozenset({"Identity", "Unsqueeze", "Squeeze", "Reshape", "Expand", "Transpose", "Cast", "Tile"})
@@ -43,11 +43,17 @@ class WrittenSlots:
     updates: tuple[ir.Value, int] | None = None
 
 
-def written_slots(cache: CacheSite, shapes: Shapes) -> WrittenSlots | None:
-    """The slots that ``cache`` is written to; None where the write does not tell."""
+def write_of(cache: CacheSite) -> ir.Node | None:
+    """The node that writes into ``cache``, behind layout operators."""
     node = cache.output.producer()
     while node is not None and not node.domain and node.op_type in _LAYOUT and node.inputs[0] is not None:
         node = node.inputs[0].producer()
+    return node
+
+
+def written_slots(cache: CacheSite, shapes: Shapes) -> WrittenSlots | None:
+    """The slots that ``cache`` is written to; None where the write does not tell."""
+    node = write_of(cache)
     if node is None:
         return None
     if node.op_type in _VENDOR and len(node.inputs) > _VENDOR[node.op_type]:

@@ -7,7 +7,7 @@ N slots, W window, G KV heads, R query heads for each, D head size.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import onnx
@@ -356,7 +356,7 @@ def _mask(b: _Builder, keys: str, layer: int) -> str:
     cache = f"past_key.{layer}"
     axis = {"bgnd": 2, "bngd": 1, "gbnd": 2, "flat": 1, "packed": 1}[spec.layout]
     if spec.mask == "constant" and (own or spec.slots):
-        columns = b.const(np.arange(spec.window if own else spec.slots).reshape(1, 1, 1, -1))
+        columns = b.const(np.arange((spec.window if own else spec.slots) or 0).reshape(1, 1, 1, -1))
     else:
         source = (keys, 2) if spec.mask == "shape_of_cache" else (cache, axis)
         columns = b.op("Range", b.const(0), b.op("Squeeze", b.size(*source)), b.const(1))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from graphsurgery.analysis.dims import Dim
-    from graphsurgery.analysis.shapes import Shapes
+    from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.rewrite import Rewrite
 
 __all__ = ["Cuts", "SlicePusher", "cut"]
@@ -67,7 +67,7 @@ class SlicePusher:
     through_products = False
     """Whether matrix products are replayed on slices too."""
 
-    def __init__(self, rewrite: Rewrite, shapes: Shapes, length: Dim, total: Dim) -> None:
+    def __init__(self, rewrite: Rewrite, shapes: ShapeView, length: Dim, total: Dim) -> None:
         self._rewrite = rewrite
         self._shapes = shapes
         self._length = length
@@ -77,9 +77,9 @@ class SlicePusher:
         self.finished: dict[ir.Value, None] = {}
 
     def get(self, value: ir.Value, cuts: Cuts) -> ir.Value:
-        """``value`` with only the positions of ``cuts``; ``value`` itself where there are none."""
+        """``value`` with only the positions of ``cuts``; all of it where there are none."""
         if not cuts:
-            return value
+            return self.whole(value)
         main = self._made.get((value, cuts, self._rewrite.graph))
         if main is not None:
             return main
@@ -87,6 +87,14 @@ class SlicePusher:
         if key not in self._made:
             self._made[key] = self._make(value, cuts)
         return self._made[key]
+
+    def whole(self, value: ir.Value) -> ir.Value:
+        """All of ``value``, where nodes are inserted."""
+        return value
+
+    def in_reach(self, node: ir.Node) -> bool:
+        """Whether ``node`` is where this one replays nodes."""
+        return node.graph is self._rewrite.model.graph
 
     def is_wide(self, value: ir.Value) -> bool:
         """Whether ``value`` has rows and columns, or is computed from something that has by what can be replayed."""
@@ -117,11 +125,11 @@ class SlicePusher:
             if inputs is not None:
                 return self._rewrite.clone(node, inputs, name=f"{_short(value)}_part")
             self.finished.setdefault(value)
-        return cut(self._rewrite, value, cuts, name=f"{_short(value)}_part")
+        return cut(self._rewrite, self.whole(value), cuts, name=f"{_short(value)}_part")
 
     def _lifted(self, node: ir.Node, value: ir.Value, cuts: Cuts) -> list[ir.Value | None] | None:
         """The inputs of a copy of ``node`` that computes the slice; None where it cannot be replayed."""
-        if len(node.outputs) != 1 or node.graph is not self._rewrite.model.graph:
+        if len(node.outputs) != 1 or not self.in_reach(node):
             return None
         needs: dict[int, list[tuple[int, Span]]] = {}
         lengths: dict[int, dict[int, Span]] = {}
@@ -164,7 +172,9 @@ class SlicePusher:
             elif isinstance(item, int):
                 entries.append(item)
             else:
-                piece = cut(self._rewrite, operand, ((0, Span(position, position + 1, 1)),), name="shape_entry")
+                piece = cut(
+                    self._rewrite, self.whole(operand), ((0, Span(position, position + 1, 1)),), name="shape_entry"
+                )
                 entries.append(piece)
         return _bounds(self._rewrite, entries)
 

@@ -15,6 +15,7 @@ from graphsurgery.analysis.slices import Blocked, RowAxis, lift
 from graphsurgery.patterns.attention import find_attentions
 from graphsurgery.patterns.attention_sites import AttentionSite, FusedAttention
 from graphsurgery.patterns.column_sinks import sink_end
+from graphsurgery.patterns.function_bodies import body_view
 from graphsurgery.patterns.fused_reads import fused_operands
 from graphsurgery.patterns.kv_cache import find_caches
 from graphsurgery.patterns.matcher import is_op
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from graphsurgery.analysis.dims import Dim
-    from graphsurgery.analysis.shapes import Shapes
+    from graphsurgery.analysis.shapes import Shapes, ShapeView
     from graphsurgery.patterns.kv_cache import CacheSite
     from graphsurgery.patterns.matcher import GraphIndex
 
@@ -117,6 +118,26 @@ class _Origin:
 
     caches: dict[ir.Value, CacheSite] = dataclasses.field(default_factory=dict)
     others: dict[str, None] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Body:
+    """A function's body in one call."""
+
+    call: ir.Node
+    function: ir.Function
+    view: ShapeView
+    arguments: dict[ir.Value, ir.Value | None]
+    outer: _Body | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """A value that carries the columns on ``axis``, in the main graph or in a body."""
+
+    value: ir.Value
+    axis: int
+    body: _Body | None
 
 
 class _Finder:
@@ -244,42 +265,59 @@ class _Finder:
         value = edge.node.inputs[edge.index]
         assert value is not None
         origin = _Origin()
-        pending, seen = [(value, edge.axis)], {(value, edge.axis)}
+        pending = [_Place(value, edge.axis, None)]
+        seen: set[tuple[ir.Value, int, ir.Node | None]] = set()
         while pending and len(seen) < _MAX_VALUES:
-            for item in self._above(*pending.pop(), origin):
-                if item not in seen:
-                    seen.add(item)
-                    pending.append(item)
+            for place in self._above(pending.pop(), origin):
+                key = (place.value, place.axis, place.body.call if place.body is not None else None)
+                if key not in seen:
+                    seen.add(key)
+                    pending.append(place)
         if not origin.caches:
             reason = next(iter(origin.others), f"{value.name!r} comes from no cache of a fixed size")
             raise _NotBoundedError(reason)
         return origin.caches
 
-    def _above(self, value: ir.Value, axis: int, origin: _Origin) -> list[tuple[ir.Value, int]]:
+    def _above(self, place: _Place, origin: _Origin) -> list[_Place]:
         """The values one node up that carry the columns; what ends here is noted."""
+        value, axis, body = place.value, place.axis, place.body
         cache = self._written.get(value)
         if cache is not None:
             self._check_axis(value, axis, cache)
             origin.caches.setdefault(cache.output, cache)
             return []
+        if body is not None and value in body.arguments:
+            argument = body.arguments[value]
+            return [_Place(argument, axis, body.outer)] if argument is not None else []
         node = value.producer()
         other = self._by_output.get(value) or self._by_input.get(value)
         if other is not None or node is None:
             if other is not None:
                 origin.others.setdefault(_unbounded(other))
             return []
-        step = lift(node, value.index() or 0, RowAxis(axis), self._shapes, self._model)
+        view = self._shapes if body is None else body.view
+        step = lift(node, value.index() or 0, RowAxis(axis), view, self._model)
         if isinstance(step, Blocked):
+            inner = self._into(node, view, body)
+            if inner is not None:
+                return [_Place(inner.function.outputs[value.index() or 0], axis, inner)]
             origin.others.setdefault(self._blocked(node, step.reason))
             return []
         if is_op(node, *_INDEXED) and 1 in step.rows and 0 not in step.rows:
-            self._read_by_index(node, origin)
+            self._read_by_index(node, body, origin)
         found = []
         for position, need in step.rows.items():
             item = node.inputs[position]
             if item is not None and not need.flat:
-                found.append((item, need.axis))
+                found.append(_Place(item, need.axis, body))
         return found
+
+    def _into(self, call: ir.Node, view: ShapeView, outer: _Body | None) -> _Body | None:
+        inner = body_view(call, view, self._model)
+        if inner is None:
+            return None
+        function = self._model.functions[call.op_identifier()]
+        return _Body(call, function, inner, dict(zip(function.inputs, call.inputs, strict=True)), outer)
 
     def _check_axis(self, value: ir.Value, axis: int, cache: CacheSite) -> None:
         # A mask over slots, or a function, does not tell where they are.
@@ -292,18 +330,22 @@ class _Finder:
         if isinstance(size, int) and isinstance(slots, int) and size != slots:
             raise _NotBoundedError(f"its columns are not the slots of {cache.output.name!r}")
 
-    def _read_by_index(self, node: ir.Node, origin: _Origin) -> None:
+    def _read_by_index(self, node: ir.Node, body: _Body | None, origin: _Origin) -> None:
         """A read of chosen slots: the indices have the columns, the cache is what they point into."""
         value, steps = node.inputs[0], 0
         while value is not None and steps < _MAX_VALUES:
+            steps += 1
             cache = self._written.get(value)
             if cache is not None:
                 origin.caches.setdefault(cache.output, cache)
                 return
+            if body is not None and value in body.arguments:
+                value, body = body.arguments[value], body.outer
+                continue
             above = value.producer()
             if above is None or above.domain or above.op_type not in (*_LAYOUT, "Gather"):
                 return
-            value, steps = above.inputs[0], steps + 1
+            value = above.inputs[0]
 
     def _blocked(self, node: ir.Node, reason: str) -> str:
         """Why the walk ended at ``node``, in the words of caches where one is near."""

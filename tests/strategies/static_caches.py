@@ -18,7 +18,7 @@ __all__ = ["StaticSpec", "build", "feeds_of", "static_specs"]
 
 WRITES = ("scatter_elements", "scatter_nd", "index_put", "transposed_nd", "where", "tensor_scatter", "function")
 LAYOUTS = ("bgnd", "bngd", "gbnd", "flat", "packed")
-READS = ("plain", "indexed", "index_input")
+READS = ("plain", "indexed", "index_input", "function")
 MASKS = ("range", "given", "given_bool", "padding", "constant", "shape_of_cache")
 
 
@@ -30,7 +30,8 @@ class StaticSpec:
         write: how new keys and values come into the cache.
         layout: order of the axes of caches: ``bgnd``, ``bngd``, ``gbnd``, ``flat`` is ``[B, N, G*D]``, ``packed``
             is ``[B*G, N, D]``.
-        read: the cache as it is, or slots by index: computed with those that are not in use sent to 0, or an input.
+        read: the cache as it is, or slots by index: computed with those that are not in use sent to 0, or an input;
+            ``function``: by a local function that takes the number of slots.
         mask: where the mask comes from.
         fused: the operator Attention in place of products and softmax.
         expand: key heads are repeated by Expand and Reshape; else one query head for each.
@@ -149,6 +150,7 @@ def build(spec: StaticSpec) -> onnx.ModelProto:
         outputs.append(helper.make_tensor_value_info("scores_shape", TensorProto.INT64, [4 - spec.rows_first]))
     b.op("MatMul", x, b.weight(hidden, VOCABULARY), out="logits")
     functions = [_ctx_scatter(spec.opset)] if spec.write == "function" else []
+    functions += [_ctx_gather(spec.opset)] if spec.read == "function" else []
     graph = helper.make_graph(b.nodes, "static", inputs, outputs, b.weights)
     imports = [helper.make_opsetid("", spec.opset), helper.make_opsetid("com.qualcomm.cloud", 1)]
     model = helper.make_model(graph, opset_imports=imports[: 2 if functions else 1], functions=functions, ir_version=10)
@@ -312,6 +314,25 @@ def _ctx_scatter(opset: int) -> onnx.FunctionProto:
     return helper.make_function("com.qualcomm.cloud", "CtxScatter", inputs, ["written"], nodes, imports)
 
 
+def _ctx_gather(opset: int) -> onnx.FunctionProto:
+    """The read of efficient-transformers: as many slots as the last parameter says."""
+    make = helper.make_node
+    nodes = [
+        make("Constant", [], ["one"], value_ints=[1]),
+        make("Constant", [], ["last"], value_ints=[-1]),
+        make("Shape", ["data"], ["lead"], start=0, end=2),
+        make("Reshape", ["slots", "one"], ["wide"]),
+        make("Concat", ["lead", "wide"], ["shape"], axis=0),
+        make("Expand", ["indices", "shape"], ["spread"]),
+        make("Unsqueeze", ["spread", "last"], ["points"]),
+        make("GatherND", ["data", "points"], ["read"], batch_dims=2),
+    ]
+    imports = [helper.make_opsetid("", opset)]
+    return helper.make_function(
+        "com.qualcomm.cloud", "CtxGather", ["data", "indices", "slots"], ["read"], nodes, imports
+    )
+
+
 # ---- reads, masks, products ---------------------------------------------------------------------------------------
 
 
@@ -327,9 +348,12 @@ def _read(b: _Builder, cache: str, kind: str, layer: int) -> str:
         index = b.op("Unsqueeze", index, b.const([0, 1]))
     unused = b.op("Greater", index, last)
     index = b.op("Where", unused, b.const(0), index)
-    shape = b.op("Concat", b.op("Slice", b.op("Shape", cache), b.const([0]), b.const([3])), axis=0)
-    spread = b.op("Unsqueeze", b.op("Expand", index, shape), b.const([-1]))
-    read = b.op("GatherND", cache, spread, batch_dims=2)
+    if spec.read == "function":
+        read = b.op("CtxGather", cache, index, b.op("Squeeze", b.size(cache, 2)), domain="com.qualcomm.cloud")
+    else:
+        shape = b.op("Slice", b.op("Shape", cache), b.const([0]), b.const([3]))
+        spread = b.op("Unsqueeze", b.op("Expand", index, shape), b.const([-1]))
+        read = b.op("GatherND", cache, spread, batch_dims=2)
     if kind == "value":
         read = b.op("Where", b.op("Unsqueeze", unused, b.const([-1])), b.const(0, np.float32), read)
     return read

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from graphsurgery.analysis.slices import Blocked, RowAxis, lift
 from graphsurgery.editing.shape_patches import restore_size
-from graphsurgery.editing.slice_pushing import SlicePusher
+from graphsurgery.editing.slice_pushing import Cuts, cut
 from graphsurgery.editing.spans import Sizes, Span, as_value, least
 from graphsurgery.patterns.function_bodies import body_view
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from graphsurgery.analysis.dims import Dim
     from graphsurgery.analysis.shapes import Shapes, ShapeView
-    from graphsurgery.editing.slice_pushing import Cuts
     from graphsurgery.rewrite import Rewrite
 
 __all__ = ["Bounds", "ColumnCutter"]
@@ -25,8 +24,11 @@ __all__ = ["Bounds", "ColumnCutter"]
 _INT64 = ir.DataType.INT64
 
 
-class ColumnCutter(SlicePusher):
+class ColumnCutter:
     """Slices of columns, made from slices of the caches and of the one-dimensional sources of masks.
+
+    The exporter's own nodes are replayed on the slices, products and reads by index included; a value above which that
+    cannot be done is sliced itself. The same slice of the same value is made once.
 
     Args:
         rewrite: where nodes are inserted.
@@ -34,50 +36,108 @@ class ColumnCutter(SlicePusher):
         stops: values that are sliced themselves: caches after the write.
     """
 
-    through_products = True
-
     def __init__(self, rewrite: Rewrite, shapes: ShapeView, stops: Container[ir.Value]) -> None:
-        super().__init__(rewrite, shapes, 1, 1)
+        self._rewrite = rewrite
+        self._shapes = shapes
         self._stops = stops
+        self._made: dict[tuple[ir.Value, Cuts], ir.Value] = {}
         self._bodies: dict[ir.Node, _BodyCutter] = {}
 
-    def is_wide(self, value: ir.Value) -> bool:
-        """Whether the nodes above ``value`` are to be replayed where they can be."""
-        return value not in self._stops
+    def get(self, value: ir.Value, cuts: Cuts) -> ir.Value:
+        """``value`` with only the positions of ``cuts``; all of it where there are none."""
+        if not cuts:
+            return self.whole(value)
+        if (value, cuts) not in self._made:
+            self._made[value, cuts] = self._make(value, cuts)
+        return self._made[value, cuts]
 
-    def _make(self, value: ir.Value, cuts: Cuts) -> ir.Value:
-        node = value.producer()
-        function = self._rewrite.model.functions.get(node.op_identifier()) if node is not None else None
-        if node is None or function is None or not self.is_wide(value):
-            return super()._make(value, cuts)
-        steps = [lift(node, value.index() or 0, RowAxis(axis), self._shapes, self._rewrite.model) for axis, _ in cuts]
-        if not any(isinstance(step, Blocked) for step in steps) and len(node.outputs) == 1:
-            return super()._make(value, cuts)
-        view = body_view(node, self._shapes, self._rewrite.model)
-        if view is None:
-            return super()._make(value, cuts)
-        # What the function reads by number of columns is replayed outside of it.
-        if node not in self._bodies:
-            self._bodies[node] = _BodyCutter(self._rewrite, view, self, node, function)
-        return self._bodies[node].get(function.outputs[value.index() or 0], cuts)
+    def whole(self, value: ir.Value) -> ir.Value:
+        """All of ``value``, where nodes are inserted."""
+        return value
 
-    def patched(self, node: ir.Node, axis: int, span: Span) -> str | None:
-        """Let ``node``, whose input has lost the columns of ``axis`` behind ``span``, give its output without them.
+    def in_reach(self, node: ir.Node) -> bool:
+        """Whether ``node`` is where this one replays nodes."""
+        return node.graph is self._rewrite.model.graph
 
-        Returns:
-            Why it cannot; None where it does.
-        """
+    def patched(self, node: ir.Node, axis: int, span: Span) -> None:
+        """Let ``node``, whose input has lost the columns of ``axis`` behind ``span``, give its output without them."""
         step = lift(node, 0, RowAxis(axis), self._shapes, self._rewrite.model)
-        if isinstance(step, Blocked):
-            return step.reason
+        assert not isinstance(step, Blocked)
         for patch in step.patches:
             operand = node.inputs[patch.input]
             assert operand is not None
-            made = self.operand(operand, {patch.position: span})
-            if made is None:
-                return f"the shape operand {operand.name!r} of node {node.name!r} is not known"
+            made = self._operand(operand, {patch.position: span})
+            assert made is not None
             self._rewrite.reroute(node, patch.input, made)
-        return None
+
+    def _make(self, value: ir.Value, cuts: Cuts) -> ir.Value:
+        node = value.producer()
+        name = f"{(value.name or 'columns').rsplit('/', 1)[-1].replace('.', '_')}_part"
+        if node is not None and value not in self._stops and self.in_reach(node):
+            inputs = self._lifted(node, value, cuts)
+            if inputs is not None:
+                return self._rewrite.clone(node, inputs, name=name)
+            body = self._body(node)
+            if body is not None:
+                return body.of_output(value.index() or 0, cuts)
+        return cut(self._rewrite, self.whole(value), cuts, name=name)
+
+    def _body(self, call: ir.Node) -> _BodyCutter | None:
+        """The body of the function that ``call`` calls, for replaying in its place what depends on the columns."""
+        if call not in self._bodies:
+            view = body_view(call, self._shapes, self._rewrite.model)
+            if view is None:
+                return None
+            function = self._rewrite.model.functions[call.op_identifier()]
+            self._bodies[call] = _BodyCutter(self._rewrite, view, self, call, function)
+        return self._bodies[call]
+
+    def _lifted(self, node: ir.Node, value: ir.Value, cuts: Cuts) -> list[ir.Value | None] | None:
+        """The inputs of a copy of ``node`` that computes the slice; None where it cannot be replayed."""
+        if len(node.outputs) != 1:
+            return None
+        needs: dict[int, list[tuple[int, Span]]] = {}
+        lengths: dict[int, dict[int, Span]] = {}
+        for axis, span in cuts:
+            step = lift(node, value.index() or 0, RowAxis(axis), self._shapes, self._rewrite.model)
+            if isinstance(step, Blocked) or any(need.flat for need in step.rows.values()):
+                return None
+            for position, need in step.rows.items():
+                needs.setdefault(position, []).append((need.axis, span))
+            for patch in step.patches:
+                lengths.setdefault(patch.input, {})[patch.position] = span
+            if not step.rows and not lengths:
+                return None
+        inputs: list[ir.Value | None] = []
+        for position, item in enumerate(node.inputs):
+            made = None
+            if item is not None and position in lengths:
+                made = self._operand(item, lengths[position])
+                if made is None:
+                    return None
+            elif item is not None:
+                made = self.get(item, tuple(sorted(needs.get(position, ()), key=lambda pair: pair[0])))
+            inputs.append(made)
+        return inputs
+
+    def _operand(self, operand: ir.Value, lengths: dict[int, Span]) -> ir.Value | None:
+        """A shape operand with the lengths of spans in place of some entries; None where it is not known."""
+        contents = self._shapes.shape_value(operand)
+        if contents is None:
+            return None
+        entries: list[int | ir.Value] = []
+        for position, item in enumerate(contents.items):
+            if position in lengths:
+                entries.append(lengths[position].length)
+            elif isinstance(item, int):
+                entries.append(item)
+            else:
+                place = ((0, Span(position, position + 1, 1)),)
+                entries.append(cut(self._rewrite, self.whole(operand), place, name="shape_entry"))
+        values = [as_value(self._rewrite, item) for item in entries]
+        if len(values) == 1:
+            return values[0]
+        return self._rewrite.emit("Concat", values, {"axis": 0}, name="shape", dtype=_INT64, shape=[len(values)])
 
 
 class _BodyCutter(ColumnCutter):
@@ -93,12 +153,16 @@ class _BodyCutter(ColumnCutter):
         self._copies: dict[ir.Value, ir.Value] = {}
 
     def get(self, value: ir.Value, cuts: Cuts) -> ir.Value:
-        """See :meth:`SlicePusher.get`; parameters are what the call passes."""
+        """See :meth:`ColumnCutter.get`; parameters are what the call passes."""
         argument = self._arguments.get(value)
         return self._outer.get(argument, cuts) if argument is not None else super().get(value, cuts)
 
+    def of_output(self, index: int, cuts: Cuts) -> ir.Value:
+        """Slices of an output of the call."""
+        return self.get(self._function.outputs[index], cuts)
+
     def whole(self, value: ir.Value) -> ir.Value:
-        """See :meth:`SlicePusher.whole`: a copy of what the body computes."""
+        """See :meth:`ColumnCutter.whole`: a copy of what the body computes."""
         argument = self._arguments.get(value)
         if argument is not None:
             return self._outer.whole(argument)
@@ -110,7 +174,7 @@ class _BodyCutter(ColumnCutter):
         return self._copies[value]
 
     def in_reach(self, node: ir.Node) -> bool:
-        """See :meth:`SlicePusher.in_reach`."""
+        """See :meth:`ColumnCutter.in_reach`."""
         return node.graph is self._function.graph
 
 

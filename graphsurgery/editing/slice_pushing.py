@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from graphsurgery.analysis.dims import Dim
-    from graphsurgery.analysis.shapes import ShapeView
+    from graphsurgery.analysis.shapes import Shapes
     from graphsurgery.rewrite import Rewrite
 
 __all__ = ["Cuts", "SlicePusher", "cut"]
@@ -64,10 +64,7 @@ class SlicePusher:
         finished: values with rows and columns that had to be sliced as a whole.
     """
 
-    through_products = False
-    """Whether matrix products are replayed on slices too."""
-
-    def __init__(self, rewrite: Rewrite, shapes: ShapeView, length: Dim, total: Dim) -> None:
+    def __init__(self, rewrite: Rewrite, shapes: Shapes, length: Dim, total: Dim) -> None:
         self._rewrite = rewrite
         self._shapes = shapes
         self._length = length
@@ -77,9 +74,9 @@ class SlicePusher:
         self.finished: dict[ir.Value, None] = {}
 
     def get(self, value: ir.Value, cuts: Cuts) -> ir.Value:
-        """``value`` with only the positions of ``cuts``; all of it where there are none."""
+        """``value`` with only the positions of ``cuts``; ``value`` itself where there are none."""
         if not cuts:
-            return self.whole(value)
+            return value
         main = self._made.get((value, cuts, self._rewrite.graph))
         if main is not None:
             return main
@@ -87,14 +84,6 @@ class SlicePusher:
         if key not in self._made:
             self._made[key] = self._make(value, cuts)
         return self._made[key]
-
-    def whole(self, value: ir.Value) -> ir.Value:
-        """All of ``value``, where nodes are inserted."""
-        return value
-
-    def in_reach(self, node: ir.Node) -> bool:
-        """Whether ``node`` is where this one replays nodes."""
-        return node.graph is self._rewrite.model.graph
 
     def is_wide(self, value: ir.Value) -> bool:
         """Whether ``value`` has rows and columns, or is computed from something that has by what can be replayed."""
@@ -125,17 +114,17 @@ class SlicePusher:
             if inputs is not None:
                 return self._rewrite.clone(node, inputs, name=f"{_short(value)}_part")
             self.finished.setdefault(value)
-        return cut(self._rewrite, self.whole(value), cuts, name=f"{_short(value)}_part")
+        return cut(self._rewrite, value, cuts, name=f"{_short(value)}_part")
 
     def _lifted(self, node: ir.Node, value: ir.Value, cuts: Cuts) -> list[ir.Value | None] | None:
         """The inputs of a copy of ``node`` that computes the slice; None where it cannot be replayed."""
-        if len(node.outputs) != 1 or not self.in_reach(node):
+        if len(node.outputs) != 1 or node.graph is not self._rewrite.model.graph:
             return None
         needs: dict[int, list[tuple[int, Span]]] = {}
         lengths: dict[int, dict[int, Span]] = {}
         for axis, span in cuts:
             step = lift(node, value.index() or 0, RowAxis(axis), self._shapes, self._rewrite.model)
-            if isinstance(step, Blocked) or (step.contracts and not self.through_products):
+            if isinstance(step, Blocked) or step.contracts:
                 return None
             for position, need in step.rows.items():
                 if need.flat:
@@ -152,7 +141,7 @@ class SlicePusher:
             if item is None:
                 inputs.append(None)
             elif position in lengths:
-                operand = self.operand(item, lengths[position])
+                operand = self._operand(item, lengths[position])
                 if operand is None:
                     return None
                 inputs.append(operand)
@@ -160,8 +149,8 @@ class SlicePusher:
                 inputs.append(self.get(item, tuple(sorted(needs.get(position, ()), key=lambda pair: pair[0]))))
         return inputs
 
-    def operand(self, operand: ir.Value, lengths: dict[int, Span]) -> ir.Value | None:
-        """A shape operand with the lengths of spans in place of some entries; None where it is not known."""
+    def _operand(self, operand: ir.Value, lengths: dict[int, Span]) -> ir.Value | None:
+        """A shape operand with the lengths of spans in place of some entries."""
         contents = self._shapes.shape_value(operand)
         if contents is None:
             return None
@@ -172,9 +161,7 @@ class SlicePusher:
             elif isinstance(item, int):
                 entries.append(item)
             else:
-                piece = cut(
-                    self._rewrite, self.whole(operand), ((0, Span(position, position + 1, 1)),), name="shape_entry"
-                )
+                piece = cut(self._rewrite, operand, ((0, Span(position, position + 1, 1)),), name="shape_entry")
                 entries.append(piece)
         return _bounds(self._rewrite, entries)
 

@@ -156,6 +156,12 @@ class _Finder:
 
     def _read(self, site: AttentionSite | FusedAttention) -> CacheRead:
         end: int | None = None
+        anchor = site.softmax if isinstance(site, AttentionSite) else site.node
+        if anchor.graph is not self._model.graph:
+            raise _NotBoundedError(
+                f"the attention around {anchor.op_type} {anchor.name!r} is inside a function, branch or loop: bound the "
+                "context before layers become functions, or inline them first"
+            )
         if isinstance(site, FusedAttention):
             operands = fused_operands(site, self._shapes)
             if isinstance(operands, str):

@@ -25,6 +25,7 @@ ENTRY_POINT_GROUP = "graphsurgery.passes"
 _PASSES: Mapping[str, str] = {
     "prune-last-token": "graphsurgery.passes.prune_last_token:PruneLastToken",
     "bind-dims": "graphsurgery.passes.bind_dims:BindDims",
+    "bound-context": "graphsurgery.passes.bound_context:BoundContext",
     "block-attention": "graphsurgery.passes.block_attention:BlockAttention",
     "extract-functions": "graphsurgery.passes.extract_functions:ExtractFunctions",
     "inline-functions": "graphsurgery.passes.inline_functions:InlineFunctions",

@@ -73,7 +73,7 @@ class BlockAttention(Pass):
     name: ClassVar[str] = "block-attention"
     summary: ClassVar[str] = "split attention into query, key and head blocks; keys and values are never expanded"
     aliases: ClassVar[Mapping[str, str]] = {"num_q_blocks": "q_blocks", "num_kv_blocks": "kv_blocks"}
-    after: ClassVar[frozenset[str]] = frozenset({"prune-last-token", "bind-dims"})
+    after: ClassVar[frozenset[str]] = frozenset({"prune-last-token", "bind-dims", "bound-context"})
 
     q_blocks: int = 1
     q_block_size: int | None = None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.rewrite import Rewrite
 
-__all__ = ["TO_END", "Bound", "Sizes", "Span", "as_value", "blocks_of", "least", "legal_blocks"]
+__all__ = ["TO_END", "Bound", "Sizes", "Span", "as_value", "blocks_of", "input_sizes", "least", "legal_blocks"]
 
 Bound: TypeAlias = "int | ir.Value"
 
@@ -40,6 +40,12 @@ class Span:
     def everything(self) -> bool:
         """Whether nothing is left out: cutting by it changes nothing, and is not written."""
         return self.start == 0 and self.end == TO_END
+
+
+def input_sizes(model: ir.Model, shapes: Shapes) -> frozenset[str]:
+    """Names of sizes that are an axis of a graph input by themselves, which :class:`Sizes` can compute from."""
+    atoms = (size.atom for value in model.graph.inputs for size in shapes.shape(value) or () if isinstance(size, Expr))
+    return frozenset(atom.name for atom in atoms if isinstance(atom, Symbol))
 
 
 def legal_blocks(size: int, count: int) -> int:

@@ -26,6 +26,7 @@ _PASSES: Mapping[str, str] = {
     "prune-last-token": "graphsurgery.passes.prune_last_token:PruneLastToken",
     "bind-dims": "graphsurgery.passes.bind_dims:BindDims",
     "block-attention": "graphsurgery.passes.block_attention:BlockAttention",
+    "gather-experts": "graphsurgery.passes.gather_experts:GatherExperts",
     "rename-io": "graphsurgery.passes.rename_io:RenameIO",
     "strip-metadata": "graphsurgery.passes.strip_metadata:StripMetadata",
     "tidy": "graphsurgery.passes.tidy:Tidy",

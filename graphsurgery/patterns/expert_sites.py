@@ -110,6 +110,8 @@ class ExpertSite(Site):
         tokens: the token rows, ``[T, H]`` (or ``[B, S, H]``, T = B*S), before any repetition or sorting.
         indices: the chosen experts, integer ``[T, K]`` (or ``[B, S, K]``), as they really reach the experts.
         weights: their weights, ``[T, K]``, as they really reach the experts; None where the block does not weight.
+        weights_by_expert: whether ``weights`` is ``[T, E]`` instead (``[B, S, E]``), with a weight for every expert, of
+            which those of the chosen ones count.
         output: the sum over the chosen experts, same rank as ``tokens``, of the dtype of the last step; a value of the
             graph that the rewrite replaces.
         body: what one expert does with one row, in execution order; the last step's result ``[N, H]`` is added up.
@@ -131,3 +133,4 @@ class ExpertSite(Site):
     tokens_dim: Dim
     hidden: int
     interior: tuple[ir.Node, ...]
+    weights_by_expert: bool = False

@@ -14,18 +14,22 @@ from typing import TYPE_CHECKING
 
 from graphsurgery.analysis.shapes import shapes_of
 from graphsurgery.patterns.attention import layer_of
-from graphsurgery.patterns.expert_sites import ExpertSite
-from graphsurgery.patterns.experts_numbers import IndexReader
+from graphsurgery.patterns.experts_dense import SpreadReader, adds_nothing, replace_weight, unchosen
+from graphsurgery.patterns.experts_finish import finish
+from graphsurgery.patterns.experts_loop import LoopReader
+from graphsurgery.patterns.experts_numbers import IndexReader, reduced_axes
 from graphsurgery.patterns.experts_parameters import ParameterReader
-from graphsurgery.patterns.experts_rows import RowReader, reduced_axes
-from graphsurgery.patterns.experts_terms import Step, UnreadableError, body_of
-from graphsurgery.patterns.matcher import GraphIndex, is_op, readers
+from graphsurgery.patterns.experts_rows import RowReader
+from graphsurgery.patterns.experts_terms import Step, UnreadableError, label
+from graphsurgery.patterns.matcher import GraphIndex
 from graphsurgery.patterns.site import Refusal
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
     from graphsurgery.analysis.shapes import Shapes
+    from graphsurgery.patterns.expert_sites import ExpertSite
+    from graphsurgery.patterns.experts_dense import Spread
     from graphsurgery.patterns.experts_layout import Labels
     from graphsurgery.patterns.experts_rows import Found
 
@@ -55,6 +59,18 @@ class _Finder:
                 site = self._summed(node)
                 if site is not None:
                     found.append((self._index.order[node], site))
+        loops = LoopReader(self._shapes, self._index, self._numbers, self._parameters, self._constant)
+        for item in loops.sums(self._model.graph):
+            try:
+                block = loops.read(item)
+            except UnreadableError as error:
+                found.append((self._index.order[item.node], self._refusal(item.node, str(error))))
+                continue
+            if block is not None:
+                found.append((self._index.order[item.node], block))
+        for operator in ("MoE", "QMoE"):
+            for node in self._index.nodes(operator, domain="com.microsoft"):
+                found.append((self._index.order[node], _fused(node)))
         found.sort(key=lambda item: item[0])
         return [dataclasses.replace(site, id=f"experts:{number}") for number, (_, site) in enumerate(found)]
 
@@ -65,15 +81,51 @@ class _Finder:
             return None
         axes, copies = start
         reader = RowReader(self._shapes, self._numbers, self._parameters, self._constant, copies)
+        found = reader.found
         try:
             term = reader.rows(node.inputs[0], axes, None)
-            if not isinstance(term, Step) or not (reader.found.roots and reader.found.matrices):
+            if not isinstance(term, Step) or not found.matrices:
                 return None
-            return self._site(node, node.outputs[0], term, reader.found, copies)
+            if found.roots:
+                return self._chosen(node, term, found, copies)
+            if found.labelled is None or len(found.weights) != 1:
+                return None
+            value, labels = next(iter(found.weights.items()))
+            spread = SpreadReader(self._shapes, self._numbers, reader).read(value, labels)
         except UnreadableError as error:
-            if not (reader.found.roots and reader.found.matrices):
-                return None
+            return self._refusal(node, str(error)) if found.roots and found.matrices else None
+        try:
+            return self._dense(node, term, found, spread, copies)
+        except UnreadableError as error:
             return self._refusal(node, str(error))
+
+    def _chosen(self, node: ir.Node, term: Step, found: Found, copies: int) -> ExpertSite:
+        """The block that runs the chosen experts."""
+        root = next(iter(found.roots))
+        if self._numbers.top_k(root) != copies:
+            chosen = self._numbers.top_k(root)
+            raise UnreadableError(f"it adds up {copies} rows a token, but {chosen} experts are chosen")
+        arranged = [value for value, axes in found.weights.items() if axes not in (("t", "c"), ("b", "s", "c"))]
+        if arranged:
+            raise UnreadableError(f"value {arranged[0].name!r} holds weights in an order of its own")
+        if found.labelled is not None:
+            raise UnreadableError(f"parameter {found.labelled.name!r} has a part for each choice")
+        form = "grouped" if found.grouped else "batched"
+        return finish(node.outputs[0], term, found, form, self._shapes, self._index)
+
+    def _dense(self, node: ir.Node, term: Step, found: Found, spread: Spread, experts: int) -> ExpertSite:
+        """The block that runs all experts on all tokens."""
+        if not adds_nothing(term, unchosen(spread)):
+            raise UnreadableError("experts that are not chosen add something too")
+        if spread.term is None or spread.weights is None:
+            raise UnreadableError(f"the experts that {spread.root.name!r} chooses have no weights")
+        replaced = replace_weight(term, spread.term)
+        assert isinstance(replaced, Step)
+        found.roots[spread.root] = None
+        found.experts[spread.root] = experts
+        found.weights = {spread.weights: ("t", "c")}
+        by_expert = spread.by_expert
+        return finish(node.outputs[0], replaced, found, "dense", self._shapes, self._index, weights_by_expert=by_expert)
 
     def _summed_axes(self, node: ir.Node) -> tuple[Labels, int] | None:
         source = node.inputs[0]
@@ -99,119 +151,10 @@ class _Finder:
         text = f"the expert block that ends in {node.op_type} {node.name or node.outputs[0].name!r} cannot be read: {reason}"
         return Refusal(id="", kinds=("experts",), layer=layer_of(node), reason=text)
 
-    def _site(self, node: ir.Node, output: ir.Value, term: Step, found: Found, copies: int) -> ExpertSite:
-        if len(found.roots) != 1:
-            names = " and ".join(repr(item.name) for item in found.roots)
-            raise UnreadableError(f"its rows are picked by different choices of experts ({names})")
-        if len(found.weights) > 1:
-            names = " and ".join(repr(item.name) for item in found.weights)
-            raise UnreadableError(f"its rows meet different weights ({names})")
-        root = next(iter(found.roots))
-        weights = next(iter(found.weights), None)
-        if self._numbers.top_k(root) != copies:
-            raise UnreadableError(
-                f"it adds up {copies} rows a token, but {self._numbers.top_k(root)} experts are chosen"
-            )
-        tokens = self._tokens(found, output)
-        boundary = {item for item in (tokens, root, weights) if item is not None}
-        interior = _interior(node, boundary)
-        self._check_readers(found, interior, node)
-        body = body_of(term)
-        experts = next(iter({size for size in self._experts_of(body)}))
-        hidden, many = self._shapes.dim(tokens, -1), self._shapes.shape(root)
-        assert isinstance(hidden, int) and many is not None
-        form = (
-            "grouped"
-            if any(is_op(inner, "Concat") for inner in interior) and "sorted" in self._spaces(found)
-            else "batched"
-        )
-        return ExpertSite(
-            id="",
-            kinds=("experts", form),
-            layer=layer_of(node),
-            form=form,
-            tokens=tokens,
-            indices=root,
-            weights=weights,
-            output=output,
-            body=body,
-            experts=experts,
-            top_k=copies,
-            tokens_dim=_tokens_dim(many),
-            hidden=hidden,
-            interior=tuple(sorted(interior, key=self._index.order.__getitem__)),
-        )
 
-    def _spaces(self, found: Found) -> set[str]:
-        return {"sorted"} if any(is_op(node, "Concat") for node in found.nodes) else set()
-
-    def _experts_of(self, body) -> list[int]:
-        from graphsurgery.patterns.expert_sites import ExpertTensor
-
-        sizes = []
-        for step in body:
-            for item in step.operands:
-                if isinstance(item, ExpertTensor):
-                    shape = self._shapes.shape(item.values[0])
-                    sizes.append(shape[0] if item.stacked else len(item.values))
-        return sizes
-
-    def _tokens(self, found: Found, output: ir.Value) -> ir.Value:
-        rank = self._shapes.rank(output)
-        if len(found.tokens) != 1:
-            names = " and ".join(repr(item.name) for item in found.tokens)
-            raise UnreadableError(f"its rows start from different values ({names})")
-        views = next(iter(found.tokens.values()))
-        if rank not in views:
-            raise UnreadableError(f"its tokens are nowhere of the rank of its output {output.name!r}")
-        return views[rank]
-
-    def _check_readers(self, found: Found, interior: dict[ir.Node, None], last: ir.Node) -> None:
-        for node in found.nodes:
-            if node in interior:
-                continue
-            for value in node.outputs:
-                if value.is_graph_output():
-                    raise UnreadableError(f"its value {value.name!r} is an output of the model")
-            outside = next(
-                (r for value in node.outputs for r in readers(value) if r not in interior and r not in found.nodes),
-                None,
-            )
-            if outside is not None:
-                raise UnreadableError(
-                    f"its value {node.outputs[0].name!r} is read elsewhere by {outside.op_type} {outside.name!r}"
-                )
-        for node in found.nodes:
-            if node not in interior:
-                raise UnreadableError(f"its value {node.outputs[0].name!r} is read elsewhere")
-
-
-def _tokens_dim(shape):
-    from graphsurgery.analysis.dims import product
-
-    return product(shape[:-1])
-
-
-def _interior(last: ir.Node, boundary: set[ir.Value]) -> dict[ir.Node, None]:
-    """``last`` and the nodes above it, up to ``boundary``, that nothing else reads."""
-    inside: dict[ir.Node, None] = {last: None}
-    unread: dict[ir.Node, int] = {}
-    pending = [last]
-    while pending:
-        node = pending.pop()
-        for value in node.inputs:
-            producer = value.producer() if value is not None else None
-            if value is None or producer is None or value in boundary or producer in inside:
-                continue
-            left = unread.get(producer)
-            if left is None:
-                left = sum(len(item.uses()) + item.is_graph_output() for item in producer.outputs)
-                left += sum(item in boundary for item in producer.outputs)
-            unread[producer] = left - 1
-            if left == 1:
-                inside[producer] = None
-                pending.append(producer)
-    return inside
+def _fused(node: ir.Node) -> Refusal:
+    reason = f"the expert block is one operator, com.microsoft {label(node)}, which routes inside: no value holds its choice"
+    return Refusal(id="", kinds=("experts", "op"), layer=layer_of(node), reason=reason)
 
 
 def _constant_values(model: ir.Model) -> set[ir.Value]:

@@ -90,6 +90,8 @@ def _groupings(items: Labels, parts: int) -> Iterator[tuple[Labels, ...]]:
 def _score(grouping: Sequence[Labels], known: dict[str, Dim | None], to: Sequence[Dim | None]) -> int | None:
     score = 0
     for group, size in zip(grouping, to, strict=True):
+        if not group and size != 1:
+            return None
         parts = [known.get(label) for label in group]
         if any(part is None for part in parts):
             if isinstance(size, int) and size == 1:

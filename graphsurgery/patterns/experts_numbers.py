@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from graphsurgery.analysis.constants import const_int, const_ints, constant_of
 from graphsurgery.patterns.experts_layout import atoms, regroup, same_axes
+from graphsurgery.patterns.matcher import through
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +23,19 @@ if TYPE_CHECKING:
     from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.patterns.experts_layout import Labels
 
-__all__ = ["MAX_EXPERTS", "TOKENS", "Bounds", "Content", "IndexReader", "Numbers", "OneHot", "Run", "Slots", "Space"]
+__all__ = [
+    "MAX_EXPERTS",
+    "TOKENS",
+    "Bounds",
+    "Content",
+    "IndexReader",
+    "Numbers",
+    "OneHot",
+    "Pairs",
+    "Run",
+    "Slots",
+    "Space",
+]
 
 MAX_EXPERTS = 4096
 TOKENS = 64
@@ -92,7 +105,16 @@ class Run:
     axes: Labels
 
 
-Content = Numbers | OneHot | Slots | Bounds | Run
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pairs:
+    """Several numbers of each row side by side, along the axis ``d``."""
+
+    root: ir.Value
+    parts: tuple[Numbers, ...]
+    axes: Labels
+
+
+Content = Numbers | OneHot | Slots | Bounds | Run | Pairs
 
 _LAYOUT = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Transpose", "Expand", "Tile"})
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
@@ -152,11 +174,27 @@ class IndexReader:
                 return label
         return None
 
+    def experts_of(self, root: ir.Value) -> int | None:
+        """E, from what the experts were chosen among; None where that is not known."""
+        node = through(root).producer()
+        if not self.distinct(root) or node is None or node.inputs[0] is None:
+            return None
+        size = self._shapes.dim(node.inputs[0], -1)
+        return size if isinstance(size, int) else None
+
     def top_k(self, root: ir.Value) -> int:
         """K."""
         size = self._shapes.dim(root, -1)
         assert isinstance(size, int)
         return size
+
+    def distinct(self, root: ir.Value) -> bool:
+        """Whether no expert is chosen twice for a token."""
+        node = through(root).producer()
+        if node is None or node.op_type != "TopK" or node.domain or node.outputs[1] is not through(root):
+            return False
+        axis, rank = node.attributes.get("axis"), self._shapes.rank(root)
+        return axis is None or rank is None or axis.as_int() % rank == rank - 1
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
@@ -226,8 +264,11 @@ class IndexReader:
     def _computed(self, node: ir.Node) -> Content | None:
         found: Numbers | None = None
         operands: list[Any] = []
+        compares = node.op_type in ("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual")
         for item in node.inputs:
             content = self.content(item)
+            if content is None and compares:
+                content = self.chosen(item)
             if isinstance(content, Numbers):
                 if found is not None and (content.kind != found.kind or content.space != found.space):
                     return None
@@ -238,7 +279,7 @@ class IndexReader:
                 continue
             if content is not None:
                 return None
-            constant = constant_of(item) if item is not None else None
+            constant = self._constant(item)
             if item is not None and (constant is None or constant.size != 1):
                 return self._against_experts(node)
             operands.append(None if constant is None else constant.reshape(-1)[0])
@@ -248,14 +289,22 @@ class IndexReader:
             samples = _evaluate(node, operands)
         return None if samples is None else dataclasses.replace(found, samples=samples)
 
+    def _constant(self, value: ir.Value | None) -> np.ndarray | None:
+        if value is None:
+            return None
+        constant = constant_of(value)
+        known = self._shapes.shape_value(value) if constant is None else None
+        ints = known.ints() if known is not None else None
+        return constant if ints is None else np.asarray(ints, dtype=np.int64)
+
     def _against_experts(self, node: ir.Node) -> Content | None:
         """``Equal`` of the chosen experts and all numbers 0..E-1 along an axis of its own."""
         if node.op_type != "Equal" or len(node.inputs) != 2:
             return None
         first, second = node.inputs
         for left, right in ((first, second), (second, first)):
-            numbers, every = self.content(left), constant_of(right)
-            if not isinstance(numbers, Numbers) or numbers.kind != "chosen" or every is None:
+            numbers, every = self.chosen(left), constant_of(right)
+            if numbers is None or every is None:
                 continue
             count = every.size
             rank = len(self._shapes.shape(node.outputs[0]) or ())
@@ -313,8 +362,42 @@ class IndexReader:
             return dataclasses.replace(source, offset=source.offset + place, length=1)
         if isinstance(source, OneHot) and place is not None:
             return self._one_expert(source, axis, place, node)
+        if isinstance(source, Pairs) and place is not None and source.axes[axis] == "d":
+            kept = ("1",) * len(self._shapes.shape(node.inputs[1]) or ())  # type: ignore[arg-type]
+            axis %= len(source.axes)
+            axes = source.axes[:axis] + kept + source.axes[axis + 1 :]
+            return dataclasses.replace(source.parts[place], axes=axes)
         index = self.content(node.inputs[1])
         return self._picked(node.inputs[0], index) if axis == 0 and index is not None else None
+
+    def _read_nonzero(self, node: ir.Node, _: ir.Value) -> Content | None:
+        """The (token, choice) pairs that chose one expert, in the order of the mask's axes."""
+        mask = self.content(node.inputs[0])
+        if not isinstance(mask, Numbers) or mask.kind not in ("chosen", "any") or mask.space is not None:
+            return None
+        places = np.nonzero(mask.samples)[0]
+        if len(places) != 1:
+            return None
+        choices = self.top_k(mask.root)
+        positions = np.arange(TOKENS * choices, dtype=np.int64)
+        space = Space("selected", mask.root, int(places[0]))
+        counted = {"t": positions // choices, "c": positions % choices, "tc": positions, "1": positions * 0}
+        if any(name not in counted for name in mask.axes):
+            return None
+        parts = tuple(Numbers(mask.root, "position", counted[name], ("r",), space) for name in mask.axes)
+        return Pairs(mask.root, parts, ("d", "r"))
+
+    def _read_reducemax(self, node: ir.Node, value: ir.Value) -> Content | None:
+        """Whether an expert was chosen at all for a token."""
+        mask, axes = self.content(node.inputs[0]), reduced_axes(node)
+        if not isinstance(mask, Numbers) or mask.kind != "chosen" or mask.samples.dtype.kind not in "biuf":
+            return None
+        if axes is None or len(axes) != 1 or mask.axes[axes[0]] != "c":
+            return None
+        place = axes[0] % len(mask.axes)
+        kept = node.attributes.get("keepdims")
+        left = ("1",) if kept is None or kept.as_int() else ()
+        return dataclasses.replace(mask, kind="any", axes=mask.axes[:place] + left + mask.axes[place + 1 :])
 
     def _one_expert(self, source: OneHot, axis: int, place: int, node: ir.Node) -> Content | None:
         axis += len(source.axes) if axis < 0 else 0
@@ -380,6 +463,8 @@ class IndexReader:
     def _read_reducesum(self, node: ir.Node, value: ir.Value) -> Content | None:
         source = self.content(node.inputs[0])
         shape = self._shapes.shape(value)
+        if isinstance(source, Numbers):
+            return self._read_reducemax(node, value)
         if not isinstance(source, OneHot) or shape is None or shape not in ((source.experts,), (1, source.experts)):
             return None
         return Bounds(source.root, 0, source.experts, counts=True)
@@ -396,12 +481,22 @@ class IndexReader:
         if isinstance(source, Bounds) and size == (1,):
             place = node.outputs.index(value)
             return dataclasses.replace(source, offset=source.offset + place, length=1)
+        axis = _number(node, "axis", 0)
+        if isinstance(source, Pairs) and source.axes[axis] == "d" and len(node.outputs) == len(source.parts):
+            axes = tuple("1" if name == "d" else name for name in source.axes)
+            return dataclasses.replace(source.parts[node.outputs.index(value)], axes=axes)
         return None
 
     def _read_slice(self, node: ir.Node, value: ir.Value) -> Content | None:
         source, shape = self.content(node.inputs[0]), self._shapes.shape(value)
         starts = const_ints(node.inputs[1]) if len(node.inputs) > 1 else None
         steps = const_ints(node.inputs[4]) if len(node.inputs) > 4 else (1,)
+        if isinstance(source, Pairs) and shape is not None and starts is not None and len(starts) == 1:
+            taken = const_ints(node.inputs[3]) if len(node.inputs) > 3 else (0,)
+            if taken is None or source.axes[taken[0]] != "d" or shape[taken[0]] != 1:
+                return None
+            axes = tuple("1" if name == "d" else name for name in source.axes)
+            return dataclasses.replace(source.parts[starts[0]], axes=axes)
         if not isinstance(source, Bounds) or starts is None or len(starts) != 1 or steps != (1,):
             return None
         if shape is None or len(shape) != 1 or not isinstance(shape[0], int):
@@ -410,6 +505,15 @@ class IndexReader:
         return dataclasses.replace(source, offset=source.offset + start, length=shape[0])
 
     def _read_concat(self, node: ir.Node, _: ir.Value) -> Content | None:
+        parts = [self.content(item) for item in node.inputs]
+        listed = [item for item in parts if isinstance(item, Numbers)]
+        if len(listed) == len(parts):
+            axis = node.attributes["axis"].as_int()
+            first = listed[0]
+            if any(item.axes != first.axes or item.space != first.space for item in listed) or first.axes[axis] != "1":
+                return None
+            axis %= len(first.axes)
+            return Pairs(first.root, tuple(listed), first.axes[:axis] + ("d",) + first.axes[axis + 1 :])
         if len(node.inputs) != 2 or constant_of(node.inputs[0]) is None:
             return None
         source = self.content(node.inputs[1])
@@ -451,6 +555,14 @@ class IndexReader:
 def _number(node: ir.Node, name: str, default: int) -> int:
     attribute = node.attributes.get(name)
     return default if attribute is None else attribute.as_int()
+
+
+def reduced_axes(node: ir.Node) -> tuple[int, ...] | None:
+    """The axes that a reduction sums over; None where they are not known or all are."""
+    if len(node.inputs) > 1 and node.inputs[1] is not None:
+        return const_ints(node.inputs[1])
+    attribute = node.attributes.get("axes")
+    return None if attribute is None else tuple(attribute.as_ints())
 
 
 def is_filled(value: ir.Value | None, number: float) -> bool:

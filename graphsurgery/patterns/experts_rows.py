@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from graphsurgery.analysis.constants import const_int, const_ints, constant_of
+from graphsurgery.analysis.constants import const_ints, constant_of
 from graphsurgery.analysis.dims import Dim
 from graphsurgery.patterns.expert_sites import ROUTE_WEIGHT, TOKEN_ROW
-from graphsurgery.patterns.experts_layout import ROWS, atoms, has_copies, regroup, same_axes
-from graphsurgery.patterns.experts_numbers import Numbers, Run, Slots, Space
+from graphsurgery.patterns.experts_layout import ROWS, has_copies, regroup, same_axes
+from graphsurgery.patterns.experts_numbers import Numbers, Pairs, Run, Slots, Space, reduced_axes
 from graphsurgery.patterns.experts_parameters import unify
 from graphsurgery.patterns.experts_terms import Step, Term, UnreadableError, label
 
@@ -66,7 +66,8 @@ class Found:
         weights: values that hold a number for each (token, copy).
         roots: the chosen experts.
         nodes: nodes whose rows are those of the experts.
-        gathered: whether parameters were picked by chosen experts.
+        experts: E, by the chosen experts.
+        grouped: whether each expert works on its own rows among those sorted by expert.
         labelled: a parameter that has one part for each copy of the rows.
         matrices: whether a parameter of rank 2 of an expert was met.
     """
@@ -75,7 +76,8 @@ class Found:
     weights: dict[ir.Value, Labels] = dataclasses.field(default_factory=dict)
     roots: dict[ir.Value, None] = dataclasses.field(default_factory=dict)
     nodes: dict[ir.Node, None] = dataclasses.field(default_factory=dict)
-    gathered: bool = False
+    experts: dict[ir.Value, int] = dataclasses.field(default_factory=dict)
+    grouped: bool = False
     labelled: ir.Value | None = None
     matrices: bool = False
 
@@ -107,8 +109,8 @@ class RowReader:
         self._copies = copies
         self._known: dict[tuple[ir.Value, Labels, Space | None], Term] = {}
         self._depth = 0
-        self.scalar: Callable[[ir.Value, Labels], Term] | None = None
-        """Reads a number for each (token, copy) in a way of its own."""
+        self.spread: Callable[[ir.Value, Labels, Space], Term] | None = None
+        """Reads a number for each token as the weight of one expert; None where it is no such thing."""
         self.inside: Collection[ir.Node] | None = None
         """Where a copy works on all tokens: its nodes; what they read from elsewhere are the tokens."""
 
@@ -135,9 +137,14 @@ class RowReader:
         if value in self._constant or not any(name in ROWS for name in axes):
             return self._shared(value, axes, space)
         node = value.producer()
-        if space is not None and space.kind == "all" and (node is None or node not in (self.inside or ())):
+        everywhere = space is not None and space.kind == "all"
+        if everywhere and "f" not in axes and self.spread is not None:
+            weight = self.spread(value, axes, space)
+            if weight is not None:
+                return weight
+        if everywhere and (node is None or node not in (self.inside or ())):
             return self._token(value, axes)
-        if not has_copies(axes):
+        if not has_copies(axes) and not everywhere:
             if "f" not in axes:
                 raise UnreadableError(f"value {value.name!r} has a number for each token")
             return self._token(value, axes)
@@ -184,7 +191,7 @@ class RowReader:
             if node is None or node.domain or node.op_type not in (*_LAYOUT, "Identity", "Expand"):
                 break
             source = node.inputs[0]
-            above = self._arranged(node, value, axes) if source is not None else None
+            above = self.arranged(node, value, axes) if source is not None else None
             if source is None or above is None or has_copies(above):
                 break
             value, axes = source, above
@@ -197,10 +204,6 @@ class RowReader:
 
     def _weight(self, value: ir.Value, axes: Labels) -> Term:
         """The route weight, where ``value`` is a number for each (token, copy) that no row was reduced to."""
-        if self.scalar is not None:
-            return self.scalar(value, axes)
-        if same_axes(axes, ("c", "t")) and axes[0] in ("c", "t"):
-            pass
         plain = tuple(name for name in axes if name != "1")
         if plain not in (("t", "c"), ("b", "s", "c"), ("c", "t"), ("c", "b", "s")):
             return None
@@ -209,8 +212,6 @@ class RowReader:
             return None
         if self._of_experts(value) or self._from_rows(value, axes):
             return None
-        if axes not in (("t", "c"), ("b", "s", "c")):
-            raise UnreadableError(f"value {value.name!r} has a number for each (token, copy) in an order of its own")
         self.found.weights[value] = axes
         return ROUTE_WEIGHT
 
@@ -258,7 +259,7 @@ class RowReader:
         if kind in ELEMENTWISE:
             return self._elementwise(node, axes, space)
         if kind in (*_LAYOUT, "Transpose", "Expand", "Tile"):
-            above = self._arranged(node, value, axes)
+            above = self.arranged(node, value, axes)
             if above is None:
                 raise UnreadableError(f"{label(node)} arranges rows in a way that cannot be followed")
             return self.rows(node.inputs[0], above, space)
@@ -363,7 +364,7 @@ class RowReader:
             rest = tuple(node.inputs[1:])
             run = self._numbers.run(node.inputs[1], node.inputs[2])
             if run is not None and taken is not None and len(taken) == 1:
-                return self._run_rows(node, Run(run[0], run[1], ("r",)), taken[0] % len(axes), axes, space)
+                return self._run_rows(node, Run(run[0], run[1], ("r",)), axes, space)
         if taken is None or len(taken) != 1 or axes[taken[0] % len(axes)] != "f":
             raise UnreadableError(f"{label(node)} cuts something else than features")
         source = self.rows(node.inputs[0], axes, space)
@@ -394,20 +395,15 @@ class RowReader:
             ]
             self.found.nodes[node] = None
             term = unify(copies, self._shapes)
-            self.found.roots[space.root] = None
+            self.found.grouped = True
             self._count(space.root, len(copies), label(node))
             return term
         raise UnreadableError(f"{label(node)} puts rows together in a way that cannot be followed")
 
     def _count(self, root: ir.Value, experts: int, where: str) -> None:
-        if self._experts.setdefault(root, experts) != experts:
-            raise UnreadableError(f"{where} has {experts} experts and others have {self._experts[root]}")
-
-    @property
-    def _experts(self) -> dict[ir.Value, int]:
-        if not hasattr(self, "_experts_of"):
-            self._experts_of: dict[ir.Value, int] = {}
-        return self._experts_of
+        self.found.roots[root] = None
+        if self.found.experts.setdefault(root, experts) != experts:
+            raise UnreadableError(f"{where} has {experts} experts and others have {self.found.experts[root]}")
 
     # ---- picking --------------------------------------------------------------------------------------------------
 
@@ -428,6 +424,10 @@ class RowReader:
         assert data is not None and index is not None
         attribute = node.attributes.get("batch_dims")
         shape = self._sizes(index)
+        if attribute is None or not attribute.as_int():
+            pairs = self._numbers.content(index)
+            if isinstance(pairs, Pairs) and pairs.axes == ("r", "d"):
+                return self._rows_of_pairs(node, pairs, data, axes, space)
         if (attribute is not None and attribute.as_int()) or shape[-1] != 1:
             raise UnreadableError(f"{label(node)} picks in a way that cannot be followed")
         taken = axes[: len(shape) - 1]
@@ -445,7 +445,7 @@ class RowReader:
     ) -> Term:
         content = self._numbers.content(index)
         if isinstance(content, Run):
-            return self._run_rows(node, content, len(before), (*before, *taken[: taken.index("r") + 1], *after), space)
+            return self._run_rows(node, content, (*before, *taken[: taken.index("r") + 1], *after), space)
         if isinstance(content, Slots):
             if space is not None or not same_axes(content.axes, taken):
                 raise UnreadableError(f"{label(node)} picks rows in another order than that of the tokens")
@@ -466,8 +466,6 @@ class RowReader:
             raise UnreadableError(f"{label(node)} picks by {node.inputs[1].name!r}, whose rows are not those it meets")  # type: ignore[union-attr]
         if not self._numbers.identity(chosen, experts):
             raise UnreadableError(f"{label(node)} picks by numbers that are not those of the experts")
-        self.found.roots[chosen.root] = None
-        self.found.gathered = True
         self.found.matrices |= after == ("f", "f")
         self._count(chosen.root, experts, label(node))
         return self._parameters.stack(data, experts)
@@ -486,9 +484,21 @@ class RowReader:
         if content.space != space or not same_axes(content.axes, taken) or counted not in ("tc", "t"):
             raise UnreadableError(f"{label(node)} picks rows by numbers that cannot be followed")
         self.found.roots[content.root] = None
+        if counted == "t" and "f" not in after and self.spread is not None and space is not None:
+            weight = self.spread(data, (*before, counted, *after), space)
+            if weight is not None:
+                return weight
         return self.rows(data, (*before, counted, *after), None)
 
-    def _run_rows(self, node: ir.Node, run: Run, axis: int, axes: Labels, space: Space | None) -> Term:
+    def _rows_of_pairs(self, node: ir.Node, pairs: Pairs, data: ir.Value, axes: Labels, space: Space | None) -> Term:
+        """Rows picked by token and choice."""
+        counted = tuple(self._numbers.position_kind(part) for part in pairs.parts)
+        if any(part.space != space for part in pairs.parts) or counted != ("t", "c") or axes[0] != "r":
+            raise UnreadableError(f"{label(node)} picks rows by numbers that cannot be followed")
+        self.found.roots[pairs.root] = None
+        return self.rows(data, ("t", "c", *axes[1:]), None)
+
+    def _run_rows(self, node: ir.Node, run: Run, axes: Labels, space: Space | None) -> Term:
         if space != Space("run", run.root, run.number):
             wanted = "another place" if space is None else f"expert {space.number}"
             raise UnreadableError(f"{label(node)} takes the rows of expert {run.number} for {wanted}")
@@ -496,7 +506,7 @@ class RowReader:
 
     # ---- arranging ------------------------------------------------------------------------------------------------
 
-    def _arranged(self, node: ir.Node, value: ir.Value, axes: Labels) -> Labels | None:
+    def arranged(self, node: ir.Node, value: ir.Value, axes: Labels) -> Labels | None:
         """The labels of what ``node`` arranges, given those of its output."""
         source = node.inputs[0]
         assert source is not None
@@ -550,14 +560,3 @@ class RowReader:
             else:
                 return None
         return tuple(labels)
-
-
-def reduced_axes(node: ir.Node) -> tuple[int, ...] | None:
-    """The axes that a reduction sums over; None where they are not known or all are."""
-    if len(node.inputs) > 1 and node.inputs[1] is not None:
-        return const_ints(node.inputs[1])
-    attribute = node.attributes.get("axes")
-    return None if attribute is None else tuple(attribute.as_ints())
-
-
-_ = (const_int, atoms)

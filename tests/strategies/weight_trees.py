@@ -94,7 +94,7 @@ def expressions(draw: st.DrawFn, values: Sequence[ir.Value], depth: int = 3) -> 
             return Stack(tuple(replaced(draw, each, values) for _ in range(draw(st.integers(1, 3)))))
         whole = draw(expressions(values, depth - 1))
         shape = shape_of(whole)
-        if len(shape) > 1 and math.prod(shape):
+        if len(shape) > 1 and 0 not in shape:
             step = math.prod(shape[1:])
             return Stack(tuple(View(whole, number * step, shape[1:]) for number in range(shape[0])))
         return Stack((whole,))
@@ -120,7 +120,8 @@ def views(draw: st.DrawFn, part: Part) -> View:
     """A view of ``part``: some rows, some elements, or all of it in another shape."""
     shape = shape_of(part)
     size = math.prod(shape)
-    if shape and size and draw(st.booleans()):
+    rows = draw(st.booleans())
+    if rows and shape and size:
         first = draw(st.integers(0, shape[0] - 1))
         count = draw(st.integers(1, shape[0] - first))
         step = size // shape[0]

@@ -38,18 +38,24 @@ if TYPE_CHECKING:
 FLOAT = ir.DataType.FLOAT
 
 
-def _arrays(count: int = 4, shape: tuple[int, ...] = (8, 64), dtype: ir.DataType = FLOAT) -> dict[str, np.ndarray]:
+def _arrays(count: int = 4, shape: tuple[int, ...] = (8, 64), dtype: ir.DataType = FLOAT) -> dict[Any, np.ndarray]:
     generator = np.random.default_rng(11)
     return {f"w{number}": draw_array(generator, dtype, shape) for number in range(count)}
 
 
-def _edit(model: ir.Model, expressions: Sequence[Part], *, drop: Sequence[str] = ()) -> list[ir.Value]:
+def _edit(model: ir.Model, expressions: Sequence[Part], *, drop: Sequence[str] = ()) -> list[Any]:
     """Let each expression be an output through Identity, and take away the readers of sources in ``drop``."""
     edit = Rewrite(model, "test-pass", "site:0", scope="made")
     made = [edit.weight(expression, f"m{number}") for number, expression in enumerate(expressions)]
     for number, value in enumerate(made):
         edit.before(model.graph[0])
-        output = edit.emit("Identity", [value], name=f"out{number}", dtype=value.dtype, shape=[*value.shape])
+        output = edit.emit(
+            "Identity",
+            [value],
+            name=f"out{number}",
+            dtype=value.dtype,
+            shape=[int(str(size)) for size in value.shape or ()],
+        )
         model.graph.outputs.append(output)
     for name in drop:
         value = model.graph.initializers[name]
@@ -65,16 +71,16 @@ def _edit(model: ir.Model, expressions: Sequence[Part], *, drop: Sequence[str] =
     return made
 
 
-def _contents(path: Path) -> dict[str, bytes]:
+def _contents(path: Path) -> dict[Any, bytes]:
     """The bytes of each initializer as a reader of the file finds them."""
     return {name: _bytes_of(value.const_value) for name, value in load(path).graph.initializers.items()}
 
 
 def _bytes_of(tensor: Any) -> bytes:
     if not isinstance(tensor, ir.ExternalTensor):
-        return tensor.tobytes()
+        return bytes(tensor.tobytes())
     with open(tensor.path, "rb") as file:
-        file.seek(tensor.offset)
+        file.seek(tensor.offset or 0)
         return file.read(tensor.nbytes)
 
 
@@ -134,7 +140,7 @@ def test_runtimes_read_it(tmp_path, weights):
     arrays = _arrays()
     model = load(write_model(tmp_path / "model.onnx", arrays, external=True, readers=True))
     values = [model.graph.initializers[name] for name in arrays]
-    wanted = [
+    wanted: list[Part] = [
         Transpose(values[0], (1, 0)),
         Stack((values[2], values[0])),
         View(values[1], 65, (3, 7)),
@@ -174,7 +180,7 @@ def test_views_are_saved_and_read_back_without_the_data_file(tmp_path):
     model = load(path)
     (made,) = _edit(model, [View(model.graph.initializers["w2"], 64, (2, 64))])
     result = save(model, tmp_path / "out.onnx")
-    tensor = load(result.path).graph.initializers[made.name].const_value
+    tensor: Any = load(result.path).graph.initializers[made.name].const_value
     assert (tensor.offset, tensor.length, os.fspath(tensor.location)) == (2 * 2048 + 256, 512, "model.onnx.data")
 
 
@@ -329,7 +335,8 @@ def test_the_record_survives_a_save_and_names_the_first_sources(tmp_path):
     edit = Rewrite(again, "test-pass", "site:0", scope="b")
     made = edit.weight(View(again.graph.initializers["a/t"], 8, (64, 8)), "v")
     second = save(again, tmp_path / "second.onnx")
-    record = load(second.path).graph.initializers[made.name].const_value.metadata_props[WEIGHT_KEY]
+    tensor: Any = load(second.path).graph.initializers[str(made.name)].const_value
+    record = tensor.metadata_props[WEIGHT_KEY]
     expression = parse_record(record)
     assert [source.name for source in sources_of(expression)] == ["w1", "w0"]
     value = evaluate(expression, {source: arrays[source.name] for source in sources_of(expression)})

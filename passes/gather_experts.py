@@ -11,6 +11,7 @@ import onnx_ir as ir
 from graphsurgery.analysis.shapes import shapes_of
 from graphsurgery.errors import UsageError
 from graphsurgery.pass_base import Pass
+from graphsurgery.passes.experts.chosen_rows import choose_rows
 from graphsurgery.passes.experts.grouped import write_grouped
 from graphsurgery.passes.experts.packed import write_loop, write_unroll
 from graphsurgery.passes.experts.plan import Plan, plan_of, why_not
@@ -113,14 +114,18 @@ class GatherExperts(Pass):
 
     def rewrite(self, model: ir.Model, sites: Sequence[ExpertSite], report: PassReport) -> frozenset[str]:
         """See :meth:`Pass.rewrite`."""
+        done = [site for site in sites if self.site_done(site)]
+        for site in done:
+            why = "already written by an earlier run of this pass"
+            report.sites.append(SiteReport(site.id, site.kinds, site.layer, "skipped", why))
+        rest = [site for site in sites if site not in done]
+        if not rest:
+            return frozenset()
+        rewrite = Rewrite(model, self.name, rest[0].id, scope="gather_experts")
+        rest = choose_rows(model, rewrite, rest, [_scope(site) for site in rest])
         shapes = shapes_of(model)
-        rewrite = Rewrite(model, self.name, sites[0].id, scope="gather_experts")
         written: list[tuple[ExpertSite, Plan, dict[str, Detail]]] = []
-        for site in sites:
-            if self.site_done(site):
-                why = "already written by an earlier run of this pass"
-                report.sites.append(SiteReport(site.id, site.kinds, site.layer, "skipped", why))
-                continue
+        for site in rest:
             rewrite.at_site(site.id, _scope(site))
             plan = self.plan(site)
             before = rewrite.inserted
@@ -134,7 +139,7 @@ class GatherExperts(Pass):
                 report.warnings.append(f"{site.id}: {plan.note}.")
             reason = _what(plan, detail) + (f"; {plan.note}" if plan.note else "")
             report.sites.append(SiteReport(site.id, site.kinds, site.layer, "rewritten", reason, detail, (boundary,)))
-        return frozenset(value.name or "" for value in model.graph.outputs) if written else frozenset()
+        return frozenset(value.name or "" for value in model.graph.outputs)
 
     def _replace(self, source: BlockSource, plan: Plan) -> None:
         site, rewrite = source.site, source.rewrite

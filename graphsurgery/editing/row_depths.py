@@ -11,6 +11,8 @@ from graphsurgery.analysis.slices import Blocked, Lift, RowAxis, lift
 from graphsurgery.editing.row_edit import unplaced
 from graphsurgery.editing.row_selection import place
 from graphsurgery.patterns.dynamic_products import is_dynamic_product
+from graphsurgery.patterns.expert_sites import ExpertSite
+from graphsurgery.patterns.experts import find_experts
 from graphsurgery.patterns.hidden_output import HiddenOutput
 from graphsurgery.patterns.lm_head import LMHead
 from graphsurgery.patterns.matcher import GraphIndex
@@ -89,7 +91,12 @@ def _through_layers(depths: list[Depth], model: ir.Model, shapes: Shapes, tokens
     if not cones or isinstance(whole, Blocked):
         return depths
 
+    # Inside an expert block rows are of (token, choice) pairs: the block stays whole, to be recognised later.
+    experts = {node for site in find_experts(model) if isinstance(site, ExpertSite) for node in site.interior}
+
     def admit(node: ir.Node, lifted: Lift, rows: RowAxis) -> bool:
+        if node in experts:
+            return False
         made = [value for value in node.outputs if value.uses()]
         reader = place(made[0], rows, shapes, tokens) if made else None
         if reader is None:

@@ -84,7 +84,7 @@ class BlockSource:
     def weights(self) -> ir.Value | None:
         """The weights of the choices ``[T, K]``."""
         weights = self.site.weights
-        return None if weights is None else self._made("weights", lambda: self._two_axes(weights, "weights"))
+        return None if weights is None else self._made("weights", lambda: self._weights(weights))
 
     def experts(self) -> ir.Value:
         """The expert of each pair, int64 ``[T*K]``."""
@@ -105,6 +105,15 @@ class BlockSource:
         assert weights is not None
         row = self.rewrite.emit("Flatten", [weights], {"axis": 0}, name="weights_in_line", dtype=weights.dtype)
         return self.rewrite.emit("Transpose", [row], {"perm": [1, 0]}, name="flat_weights", dtype=weights.dtype)
+
+    def _weights(self, weights: ir.Value) -> ir.Value:
+        rows = self._two_axes(weights, "weights")
+        if not self.site.weights_by_expert:
+            return rows
+        dtype = self.shapes.dtype(weights)
+        return self.rewrite.emit(
+            "GatherElements", [rows, self.indices()], {"axis": 1}, name="weights_of_choices", dtype=dtype
+        )
 
     def _indices(self) -> ir.Value:
         found = self._two_axes(self.site.indices, "indices")

@@ -41,6 +41,7 @@ class Block:
         transposed: projections are stored ``[out, in]`` and transposed.
         weighting: where the weight of the router enters: ``last``, ``first`` or ``none``.
         routing: ``top_k``, or ``fed``: the indices are an input, and may repeat for a token.
+        spread: the site has a weight for every expert, ``[T, E]``, of which the block picks those of the chosen ones.
         scale: one more factor for each expert.
         quantized: ``""``, ``tensor``, ``axis``: projections are int8 with a scale for each expert (and column).
         opset: of the model.
@@ -59,6 +60,7 @@ class Block:
     transposed: bool = False
     weighting: str = "last"
     routing: str = "top_k"
+    spread: bool = False
     scale: bool = False
     quantized: str = ""
     opset: int = 20
@@ -84,7 +86,7 @@ class Built:
         lead = shape[:-1]
         if block.routing == "fed":
             feeds["indices"] = rng.integers(0, block.experts, (*lead, block.top_k))
-            feeds["weights"] = rng.standard_normal((*lead, block.top_k)).astype(block.dtype)
+            feeds["weights"] = rng.standard_normal((*lead, _weights_of(block))).astype(block.dtype)
         else:
             push = np.zeros(block.experts, block.dtype)
             if favourite is not None:
@@ -152,7 +154,7 @@ def build(block: Block) -> Built:
     inputs = [helper.make_tensor_value_info("x", kind, [*dims, block.hidden])]
     if block.routing == "fed":
         inputs.append(helper.make_tensor_value_info("indices", TensorProto.INT64, [*dims, block.top_k]))
-        inputs.append(helper.make_tensor_value_info("weights", kind, [*dims, block.top_k]))
+        inputs.append(helper.make_tensor_value_info("weights", kind, [*dims, _weights_of(block)]))
     else:
         inputs.append(helper.make_tensor_value_info("push", kind, [block.experts]))
     outputs = [helper.make_tensor_value_info("y", kind, [*dims, block.hidden])]
@@ -194,8 +196,13 @@ def _site(model: ir.Model, writer: _Writer, block: Block, dims: list[Any], total
         top_k=block.top_k,
         tokens_dim=block.tokens if block.tokens is not None else size,
         hidden=block.hidden,
+        weights_by_expert=block.spread and block.weighting != "none",
         interior=tuple(model.graph)[first:-1],
     )
+
+
+def _weights_of(block: Block) -> int:
+    return block.experts if block.spread else block.top_k
 
 
 def _write(w: _Writer) -> str:
@@ -209,7 +216,7 @@ def _write(w: _Writer) -> str:
         scores = w.node("Add", [scores, "push"], "pushed")
         w.constant("k", np.array([top_k], np.int64))
         w.node("TopK", [scores, "k"], "top", "indices", axis=-1)
-        w.node("Softmax", ["top"], "weights", axis=-1)
+        w.node("Softmax", [scores if block.spread else "top"], "weights", axis=-1)
     w.constant("line", np.array([-1], np.int64))
     w.node("Reshape", ["indices", "line"], "flat_indices")
     wide = w.unsqueeze("x", [lead])
@@ -219,7 +226,8 @@ def _write(w: _Writer) -> str:
     row = w.node("Reshape", [wide, "rows_shape"], "rows")
     w.constant("weights_shape", np.array([-1, 1, 1], np.int64))
     if block.weighting != "none":
-        w.node("Reshape", ["weights", "weights_shape"], "row_weights")
+        found = w.node("GatherElements", ["weights", "indices"], "picked", axis=-1) if block.spread else "weights"
+        w.node("Reshape", [found, "weights_shape"], "row_weights")
     hidden: Any = TOKEN_ROW
     if block.weighting == "first":
         row, hidden = w.step("Mul", [row, "row_weights"], [hidden, ROUTE_WEIGHT], "weighted")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pytest
@@ -15,6 +16,9 @@ from graphsurgery.patterns.site import Refusal
 from graphsurgery.site_report import PassReport
 from tests.oracle import run, session, tolerance_of
 from tests.passes.expert_blocks import Block, build
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 STRATEGIES = [
     GatherExperts(),
@@ -40,6 +44,7 @@ blocks = st.builds(
     transposed=st.booleans(),
     weighting=st.sampled_from(["last", "first", "none"]),
     routing=st.sampled_from(["top_k", "fed"]),
+    spread=st.booleans(),
     scale=st.booleans(),
     quantized=st.sampled_from(["", "", "tensor", "axis"]),
     opset=st.sampled_from([13, 17, 20, 21, 23]),
@@ -49,7 +54,7 @@ blocks = st.builds(
 """Scales of float16 came with opset 19."""
 
 
-def rewritten(block: Block, pass_: GatherExperts) -> tuple[ExpertSite | Refusal, object, PassReport]:
+def rewritten(block: Block, pass_: GatherExperts) -> tuple[ExpertSite | Refusal, ir.Model, PassReport]:
     """The site as the pass sees it, the model after it, and its report."""
     built = build(block)
     report = PassReport(pass_.name, str(pass_))
@@ -70,7 +75,7 @@ def assert_equal(block: Block, pass_: GatherExperts, counts: list[int]) -> None:
         assert "lowering=unroll needs a fixed number of tokens" in site.reason
         return
     assert [item.status for item in report.sites] == ["rewritten"]
-    before, after = session(built.proto), session(model)  # type: ignore[arg-type]
+    before, after = session(built.proto), session(model)
     for count in counts if block.tokens is None else [block.tokens]:
         for favourite in (None, 1):
             feeds = built.feeds(count, seed=count, favourite=favourite)
@@ -102,8 +107,9 @@ def test_batch_and_length(pass_: GatherExperts, opset: int) -> None:
 
 @given(chunk_size=st.integers(1, 9), lanes=st.integers(1, 8), experts=st.integers(3, 7), tokens=st.integers(1, 12))
 def test_any_chunks_and_lanes(chunk_size: int, lanes: int, experts: int, tokens: int) -> None:
-    for lowering, size in (("loop", None), ("unroll", tokens)):
-        packed = GatherExperts(strategy="packed", lowering=lowering, chunk_size=chunk_size, lanes=lanes)  # type: ignore[arg-type]
+    lowerings: tuple[tuple[Literal["loop", "unroll"], int | None], ...] = (("loop", None), ("unroll", tokens))
+    for lowering, size in lowerings:
+        packed = GatherExperts(strategy="packed", lowering=lowering, chunk_size=chunk_size, lanes=lanes)
         assert_equal(Block(experts=experts, tokens=size), packed, [0, 1, tokens])
 
 
@@ -120,7 +126,7 @@ def test_weights_of_zero_and_below_count() -> None:
         if pass_.lowering == "unroll":
             continue
         _, model, _ = rewritten(Block(routing="fed", experts=3, top_k=2), pass_)
-        np.testing.assert_allclose(run(session(model), feeds)["y"], wanted, rtol=0, atol=1e-5)  # type: ignore[arg-type]
+        np.testing.assert_allclose(run(session(model), feeds)["y"], wanted, rtol=0, atol=1e-5)
 
 
 def test_a_token_that_is_not_finite_stays_alone() -> None:
@@ -131,6 +137,6 @@ def test_a_token_that_is_not_finite_stays_alone() -> None:
         feeds["x"][2] = np.nan
         wanted = run(session(built.proto), feeds)["y"]
         _, model, _ = rewritten(Block(tokens=6), pass_)
-        found = run(session(model), feeds)["y"]  # type: ignore[arg-type]
+        found = run(session(model), feeds)["y"]
         assert np.isnan(found[2]).all()
         np.testing.assert_allclose(np.delete(found, 2, 0), np.delete(wanted, 2, 0), rtol=0, atol=1e-5)

@@ -9,13 +9,14 @@ Source of the computation: Shazeer et al. 2017.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import TYPE_CHECKING
 
 from graphsurgery.analysis.shapes import shapes_of
 from graphsurgery.patterns.attention import layer_of
 from graphsurgery.patterns.experts_dense import SpreadReader, adds_nothing, replace_weight, unchosen
-from graphsurgery.patterns.experts_finish import finish
+from graphsurgery.patterns.experts_finish import exclusive, finish
 from graphsurgery.patterns.experts_loop import LoopReader
 from graphsurgery.patterns.experts_numbers import IndexReader, reduced_axes
 from graphsurgery.patterns.experts_parameters import ParameterReader
@@ -80,7 +81,7 @@ class _Finder:
         if start is None:
             return None
         axes, copies = start
-        reader = RowReader(self._shapes, self._numbers, self._parameters, self._constant, copies)
+        reader = self._reader(node, axes, copies)
         found = reader.found
         try:
             term = reader.rows(node.inputs[0], axes, None)
@@ -98,6 +99,18 @@ class _Finder:
             return self._dense(node, term, found, spread, copies)
         except UnreadableError as error:
             return self._refusal(node, str(error))
+
+    def _reader(self, node: ir.Node, axes: Labels, copies: int) -> RowReader:
+        """A reader for the rows that ``node`` sums."""
+        reader = RowReader(self._shapes, self._numbers, self._parameters, self._constant, copies)
+        if copies > 1:
+            return reader
+        # One expert a token: nothing need repeat the rows, so that only the choice tells the block from what is above.
+        first = RowReader(self._shapes, self._numbers, self._parameters, self._constant, copies)
+        with contextlib.suppress(UnreadableError):
+            first.rows(node.inputs[0], axes, None)
+        reader.inside = exclusive(node, [*first.found.roots, *first.found.weights])
+        return reader
 
     def _chosen(self, node: ir.Node, term: Step, found: Found, copies: int) -> ExpertSite:
         """The block that runs the chosen experts."""
@@ -153,7 +166,9 @@ class _Finder:
 
 
 def _fused(node: ir.Node) -> Refusal:
-    reason = f"the expert block is one operator, com.microsoft {label(node)}, which routes inside: no value holds its choice"
+    reason = (
+        f"the expert block is one operator, com.microsoft {label(node)}, which routes inside: no value holds its choice"
+    )
     return Refusal(id="", kinds=("experts", "op"), layer=layer_of(node), reason=reason)
 
 

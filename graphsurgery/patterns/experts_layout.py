@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from graphsurgery.analysis.dims import product
+from graphsurgery.analysis.dims import exact_div, product
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,20 +49,25 @@ def has_copies(labels: Sequence[str]) -> bool:
     return any(label in ("c", "tc", "ct", "r") for label in labels)
 
 
-def regroup(labels: Sequence[str], sizes: Sequence[Dim | None], to: Sequence[Dim | None]) -> Labels | None:
+def regroup(
+    labels: Sequence[str], sizes: Sequence[Dim | None], to: Sequence[Dim | None], copies: int = 0
+) -> Labels | None:
     """The labels of a value of sizes ``to`` that holds the same elements in the same order.
 
     Args:
         labels: what the axes of the one value count.
         sizes: their sizes.
         to: sizes of the axes of the other.
+        copies: size of ``c``, where it is known.
 
     Returns:
         Its labels; None where they cannot be told.
     """
-    known: dict[str, Dim | None] = {}
+    known: dict[str, Dim | None] = {"c": copies} if copies else {}
     for label, size in zip(labels, sizes, strict=True):
         known[label] = size
+        if label in ("tc", "ct") and copies and size is not None:
+            known["t"] = exact_div(size, copies)
     wanted = atoms(labels)
     for variant in (wanted, tuple(a for label in wanted for a in (("b", "s") if label == "t" else (label,)))):
         best: tuple[int, Labels] | None = None
@@ -92,6 +97,7 @@ def _score(grouping: Sequence[Labels], known: dict[str, Dim | None], to: Sequenc
     for group, size in zip(grouping, to, strict=True):
         if not group and size != 1:
             return None
+        score -= len(group) > 1
         parts = [known.get(label) for label in group]
         if any(part is None for part in parts):
             if isinstance(size, int) and size == 1:
@@ -99,7 +105,7 @@ def _score(grouping: Sequence[Labels], known: dict[str, Dim | None], to: Sequenc
             continue
         whole = product(part for part in parts if part is not None)
         if size is not None and whole == size:
-            score += 2
+            score += 4
         elif isinstance(whole, int) and isinstance(size, int):
             return None
         elif size is None or not (isinstance(whole, int) or isinstance(size, int)):

@@ -112,7 +112,7 @@ class LoopReader:
         content = self._numbers.content(index)
         if not isinstance(content, Numbers) or content.space is None or content.space.kind != "selected":
             return None
-        if content.axes != ("r", "1") or self._numbers.position_kind(content) != "t" or updates is None or data is None:
+        if content.axes != ("r", "1") or not self._numbers.counts(content, "t") or updates is None or data is None:
             return None
         axis = node.attributes.get("axis")
         if node.op_type == "ScatterElements" and axis is not None and axis.as_int() != 0:
@@ -147,7 +147,7 @@ class LoopReader:
             if picked is None or not is_op(picked, "Gather", "GatherND") or picked.inputs[0] is not data:
                 continue
             rows = self._numbers.content(picked.inputs[1])
-            if isinstance(rows, Numbers) and rows.space == content.space and self._numbers.position_kind(rows) == "t":
+            if isinstance(rows, Numbers) and rows.space == content.space and self._numbers.counts(rows, "t"):
                 return more
         return None
 
@@ -210,7 +210,8 @@ class LoopReader:
         bases = item.bases()
         if bases:
             raise UnreadableError(f"its experts are added onto {bases[0].name!r}")
-        reader = RowReader(self._shapes, self._numbers, self._parameters, self._constant, 0)
+        choices = self._numbers.top_k(root)
+        reader = RowReader(self._shapes, self._numbers, self._parameters, self._constant, choices)
         weights: dict[ir.Value, bool] = {}
         terms = [self._copy_term(reader, copy, item.node, weights) for copy in copies]
         term = unify(terms, self._shapes)

@@ -162,17 +162,14 @@ class IndexReader:
         """Whether numbers of experts are still the numbers that were chosen."""
         return np.array_equal(numbers.samples[:experts], np.arange(experts))
 
-    def position_kind(self, numbers: Numbers) -> str | None:
-        """What numbers of positions count: ``tc`` both, ``t`` tokens, ``c`` choices."""
+    def counts(self, numbers: Content | None, label: str) -> bool:
+        """Whether numbers of positions count ``tc`` both, ``t`` tokens, ``c`` choices (one choice: both are tokens)."""
+        if not isinstance(numbers, Numbers) or numbers.kind != "position":
+            return False
         choices = self.top_k(numbers.root)
         positions = np.arange(TOKENS * choices)
-        samples = numbers.samples
-        if samples.shape != positions.shape:
-            return None
-        for label, wanted in (("tc", positions), ("t", positions // choices), ("c", positions % choices)):
-            if np.array_equal(samples, wanted):
-                return label
-        return None
+        wanted = {"tc": positions, "t": positions // choices, "c": positions % choices}[label]
+        return np.array_equal(numbers.samples, wanted)
 
     def experts_of(self, root: ir.Value) -> int | None:
         """E, from what the experts were chosen among; None where that is not known."""
@@ -237,7 +234,7 @@ class IndexReader:
             return self._cast(source, node)
         if isinstance(source, Bounds):
             return source
-        axes = self._laid_axes(source.axes, node, value)
+        axes = self._laid_axes(source, node, value)
         return None if axes is None else dataclasses.replace(source, axes=axes)
 
     def _cast(self, source: Content, node: ir.Node) -> Content:
@@ -246,7 +243,9 @@ class IndexReader:
         dtype = ir.DataType(node.attributes["to"].as_int()).numpy()
         return dataclasses.replace(source, samples=source.samples.astype(dtype))
 
-    def _laid_axes(self, axes: Labels, node: ir.Node, value: ir.Value) -> Labels | None:
+    def _laid_axes(self, source: Content, node: ir.Node, value: ir.Value) -> Labels | None:
+        assert not isinstance(source, Bounds)
+        axes = source.axes
         before, after = self._shapes.shape(node.inputs[0]), self._shapes.shape(value)  # type: ignore[arg-type]
         if before is None or after is None or len(before) != len(axes):
             return None
@@ -259,7 +258,7 @@ class IndexReader:
             padded = ("1",) * (len(after) - len(axes)) + tuple(axes)
             sizes = (1,) * (len(after) - len(before)) + tuple(before)
             return tuple("1" if size == 1 else name for name, size in zip(padded, sizes, strict=True))
-        return regroup(axes, before, after)
+        return regroup(axes, before, after, self.top_k(source.root))
 
     def _computed(self, node: ir.Node) -> Content | None:
         found: Numbers | None = None
@@ -332,7 +331,7 @@ class IndexReader:
             return None
         known = self.content(source)
         if isinstance(known, Numbers) and known.kind == "position" and known.space is not None:
-            full = known.space.kind == "sorted" and self.position_kind(known) == "tc"
+            full = known.space.kind == "sorted" and self.counts(known, "tc")
             return Slots(known.root, ("tc",)) if full and value is node.outputs[1] else None
         numbers = self.chosen(source)
         if numbers is None or numbers.axes not in (("tc",), ("r",)) or numbers.space is not None:
@@ -410,7 +409,7 @@ class IndexReader:
 
     def _picked(self, source: ir.Value | None, index: Content) -> Content | None:
         """Numbers in the order that ``index`` gives."""
-        if isinstance(index, Numbers) and index.kind == "position" and self.position_kind(index) == "tc":
+        if isinstance(index, Numbers) and self.counts(index, "tc"):
             known = self.content(source) or self.chosen(source)
             if isinstance(known, Numbers) and known.axes == ("tc",) and known.space is None:
                 return (
@@ -427,7 +426,7 @@ class IndexReader:
         index = self.content(node.inputs[1])
         if not isinstance(index, Numbers) or index.kind != "position" or index.space is None:
             return None
-        if index.space.kind != "sorted" or self.position_kind(index) != "tc" or index.axes != ("r", "1"):
+        if index.space.kind != "sorted" or not self.counts(index, "tc") or index.axes != ("r", "1"):
             return None
         return Slots(index.root, ("tc",)) if self._counts_up(node.inputs[2]) else None
 
@@ -446,7 +445,7 @@ class IndexReader:
             return self._histogram(node, value)
         index = self.content(node.inputs[1])
         if isinstance(index, Numbers) and index.kind == "position" and index.axes == ("r",) and index.space is not None:
-            full = index.space.kind == "sorted" and self.position_kind(index) == "tc"
+            full = index.space.kind == "sorted" and self.counts(index, "tc")
             return Slots(index.root, ("tc",)) if full and self._counts_up(node.inputs[2]) else None
         return None
 
@@ -534,8 +533,8 @@ class IndexReader:
             return None
         first = self.content(start)
         if first is None:
-            ahead = const_int(start)
-            return (last.root, 0) if ahead == 0 and last.offset == 0 else None
+            ahead = self._constant(start)
+            return (last.root, 0) if ahead is not None and ahead.size == 1 and not ahead.any() and last.offset == 0 else None
         if not isinstance(first, Bounds) or first.length != 1 or first.counts or first.root is not last.root:
             return None
         return (last.root, last.offset) if first.offset == last.offset - 1 else None

@@ -112,7 +112,7 @@ class RowReader:
         self.spread: Callable[[ir.Value, Labels, Space], Term] | None = None
         """Reads a number for each token as the weight of one expert; None where it is no such thing."""
         self.inside: Collection[ir.Node] | None = None
-        """Where a copy works on all tokens: its nodes; what they read from elsewhere are the tokens."""
+        """Where rows are not repeated, the nodes of the block or copy: what they read from elsewhere are the tokens."""
 
     def rows(self, value: ir.Value | None, axes: Labels, space: Space | None) -> Term:
         """The term of ``value``, whose axes count ``axes``.
@@ -148,12 +148,14 @@ class RowReader:
             if "f" not in axes:
                 raise UnreadableError(f"value {value.name!r} has a number for each token")
             return self._token(value, axes)
-        if node is None:
-            raise UnreadableError(f"input {value.name!r} has rows for each (token, copy)")
+        if self._copies == 1 and space is None and "f" in axes and self.inside is not None and node not in self.inside:
+            return self._token(value, axes)
         if "f" not in axes:
             weight = self._weight(value, axes)
             if weight is not None:
                 return weight
+        if node is None:
+            raise UnreadableError(f"input {value.name!r} has rows for each (token, copy)")
         term = self._node(node, value, axes, space)
         if isinstance(term, Step) and term.per_row and "f" in axes:
             self.found.nodes[node] = None
@@ -192,7 +194,7 @@ class RowReader:
                 break
             source = node.inputs[0]
             above = self.arranged(node, value, axes) if source is not None else None
-            if source is None or above is None or has_copies(above):
+            if source is None or above is None or (has_copies(above) and self._copies != 1):
                 break
             value, axes = source, above
         for known in self.found.tokens.values():
@@ -480,8 +482,10 @@ class RowReader:
         after: Labels,
         space: Space | None,
     ) -> Term:
-        counted = self._numbers.position_kind(content)
-        if content.space != space or not same_axes(content.axes, taken) or counted not in ("tc", "t"):
+        # Where one expert is chosen both may be meant: features belong to tokens, weights to (token, choice).
+        wanted = ("t", "tc") if "f" in after else ("tc", "t")
+        counted = next((name for name in wanted if self._numbers.counts(content, name)), "")
+        if content.space != space or not same_axes(content.axes, taken) or not counted:
             raise UnreadableError(f"{label(node)} picks rows by numbers that cannot be followed")
         self.found.roots[content.root] = None
         if counted == "t" and "f" not in after and self.spread is not None and space is not None:
@@ -492,8 +496,8 @@ class RowReader:
 
     def _rows_of_pairs(self, node: ir.Node, pairs: Pairs, data: ir.Value, axes: Labels, space: Space | None) -> Term:
         """Rows picked by token and choice."""
-        counted = tuple(self._numbers.position_kind(part) for part in pairs.parts)
-        if any(part.space != space for part in pairs.parts) or counted != ("t", "c") or axes[0] != "r":
+        both = len(pairs.parts) == 2 and all(map(self._numbers.counts, pairs.parts, ("t", "c")))
+        if any(part.space != space for part in pairs.parts) or not both or axes[0] != "r":
             raise UnreadableError(f"{label(node)} picks rows by numbers that cannot be followed")
         self.found.roots[pairs.root] = None
         return self.rows(data, ("t", "c", *axes[1:]), None)
@@ -529,7 +533,7 @@ class RowReader:
             return None
         if node.op_type in ("Unsqueeze", "Squeeze"):
             return self._moved_ones(node, before, axes)
-        return regroup(axes, after, before)
+        return regroup(axes, after, before, self._copies)
 
     def _moved_ones(self, node: ir.Node, before: tuple[Dim, ...], axes: Labels) -> Labels | None:
         places = const_ints(node.inputs[1]) if len(node.inputs) > 1 else None
@@ -553,10 +557,10 @@ class RowReader:
         for name, size, wide, times in zip(axes, before, after, repeats, strict=True):
             if times == 1 or wide == size:
                 labels.append(name)
-            elif size == 1:
-                labels.append("1")
             elif name == "ct" and times == self._copies:
                 labels.append("t")
+            elif size == 1:
+                labels.append("1")
             else:
                 return None
         return tuple(labels)

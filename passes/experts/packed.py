@@ -200,11 +200,7 @@ def _run_core(
 
     program = source.program
     writer = StepWriter(source.rewrite, program, lead, once, prefix)
-    done: dict[int, ir.Value] = {}
-    for number in range(program.core):
-        if not writer.transposed_by_product(number):
-            done[number] = writer.step(number, rows, done)
-    return done[program.result]
+    return writer.run(range(program.core), rows, {})[program.result]
 
 
 def _smallest(source: BlockSource, left: ir.Value, right: ir.Value, name: str = "smaller") -> ir.Value:

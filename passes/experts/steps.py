@@ -127,7 +127,8 @@ class StepWriter:
     ) -> dict[int, ir.Value]:
         """Replay the steps ``numbers``; results go into ``done``, which holds those of earlier steps."""
         for number in numbers:
-            done[number] = self.step(number, rows, done)
+            if not self.transposed_by_product(number):
+                done[number] = self.step(number, rows, done)
         return done
 
     def step(self, number: int, rows: Mapping[RowInput, ir.Value], done: Mapping[int, ir.Value]) -> ir.Value:
@@ -139,11 +140,11 @@ class StepWriter:
         if kind in _SPREADING or (self.lead and step.node.op_type in _VENDOR_ONE_TO_ONE):
             values = self._aligned(step, values)
         if kind == "MatMul" and self.program.is_parameter(step.operands[0]):
-            return self._times_column(step, values, name)
-        if self.lead == 0 and kind == "MatMul":
-            untransposed = self._untransposed(step, done)
+            return self._times_column(step, values[0], values[1], name)
+        if kind == "MatMul" and len(step.operands) > 1:
+            untransposed = self._untransposed(step, rows, done)
             if untransposed is not None:
-                return self._gemm_transposed(step, values[0], untransposed, name)
+                return self._times_column(step, untransposed, values[0], name)
         if self.lead and kind == "Gemm":
             return self._batched_gemm(step, values, name)
         if self.lead and kind == "DequantizeLinear" and not _integer(step.node, "block_size"):
@@ -195,39 +196,42 @@ class StepWriter:
     # ---- products -------------------------------------------------------------------------------------------------
 
     def transposed_by_product(self, number: int) -> bool:
-        """Whether step ``number`` transposes a weight that only products read, which can do so themselves."""
+        """Whether step ``number`` transposes a weight that only products read, which can take it as it is."""
         step = self.program.steps[number]
-        if self.lead or step.per_row or step.node.op_type != "Transpose" or step.axes != (1, 0):
+        if step.per_row or step.node.op_type != "Transpose" or step.axes != (1, 0):
             return False
-        readers = [item for item in self.program.steps if StepOutput(number) in item.operands]
+        operand = StepOutput(number)
+        readers = [item for item in self.program.steps if operand in item.operands]
         return all(
             item.per_row
             and not item.node.domain
             and item.node.op_type == "MatMul"
-            and item.operands[1] == StepOutput(number)
+            and item.operands[1] == operand
+            and self.program.is_row(item.operands[0])
             for item in readers
         )
 
-    def _untransposed(self, step: ExpertStep, done: Mapping[int, ir.Value]) -> ir.Value | None:
+    def _untransposed(
+        self, step: ExpertStep, rows: Mapping[RowInput, ir.Value], done: Mapping[int, ir.Value]
+    ) -> ir.Value | None:
         operand = step.operands[1]
         if not isinstance(operand, StepOutput) or not self.transposed_by_product(operand.step):
             return None
-        return self._value(self.program.steps[operand.step].operands[0], {}, done)
+        return self._value(self.program.steps[operand.step].operands[0], rows, done)
 
-    def _gemm_transposed(self, step: ExpertStep, rows: ir.Value | None, weight: ir.Value, name: str) -> ir.Value:
+    def _times_column(self, step: ExpertStep, weight: ir.Value | None, rows: ir.Value | None, name: str) -> ir.Value:
+        """Rows times the transposed part ``[O, I]``, without a copy of the part that is transposed.
+
+        Gemm transposes what it reads as it goes. It has no batch: there the rows, which are fewer, become columns.
+        """
         dtype = self.program.shapes.dtype(step.node.outputs[0])
-        return self.rewrite.emit("Gemm", [rows, weight], {"transB": 1}, name=name, dtype=dtype)
-
-    def _times_column(self, step: ExpertStep, values: list[ir.Value | None], name: str) -> ir.Value:
-        """``W x`` with the row as a column, a part ``[O, I]``: on rows it is ``x`` times the transposed part."""
-        weight, rows = values[0], values[1]
-        assert weight is not None
+        emit = self.rewrite.emit
         if not self.lead:
-            return self._gemm_transposed(step, rows, weight, name)
+            return emit("Gemm", [rows, weight], {"transB": 1}, name=name, dtype=dtype)
         perm = [*range(self.lead), self.lead + 1, self.lead]
-        turned = self.rewrite.emit("Transpose", [weight], {"perm": perm}, name=f"{name}_weight", dtype=weight.dtype)
-        dtype = self.program.shapes.dtype(step.node.outputs[0])
-        return self.rewrite.emit("MatMul", [rows, turned], name=name, dtype=dtype)
+        columns = emit("Transpose", [rows], {"perm": perm}, name=f"{name}_columns", dtype=dtype)
+        product = emit("MatMul", [weight, columns], name=f"{name}_product", dtype=dtype)
+        return emit("Transpose", [product], {"perm": perm}, name=name, dtype=dtype)
 
     def _batched_gemm(self, step: ExpertStep, values: list[ir.Value | None], name: str) -> ir.Value:
         """``alpha * rows @ weight + beta * bias``: Gemm has no batch."""

@@ -27,6 +27,7 @@ _PASSES: Mapping[str, str] = {
     "bind-dims": "graphsurgery.passes.bind_dims:BindDims",
     "bound-context": "graphsurgery.passes.bound_context:BoundContext",
     "block-attention": "graphsurgery.passes.block_attention:BlockAttention",
+    "gather-experts": "graphsurgery.passes.gather_experts:GatherExperts",
     "extract-functions": "graphsurgery.passes.extract_functions:ExtractFunctions",
     "inline-functions": "graphsurgery.passes.inline_functions:InlineFunctions",
     "rename-io": "graphsurgery.passes.rename_io:RenameIO",

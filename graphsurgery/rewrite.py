@@ -25,7 +25,7 @@ from graphsurgery.weights.records import WEIGHT_KEY, record_of
 from graphsurgery.weights.tensors import realise
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from graphsurgery.analysis.bodies import Body
     from graphsurgery.weights import Part
@@ -88,6 +88,8 @@ class Rewrite:
             # Before the walk below: a body may use nothing but a vendor's operators so far.
             self._function.opset_imports.setdefault("", model.opset_imports.get("", 1))
             self._read_before = [formal for formal in self._function.inputs if formal.uses()]
+        self.inserted = 0
+        """Number of nodes inserted so far, those of bodies included."""
 
     def at_site(self, site_id: str, scope: str) -> None:
         """What follows belongs to another site: of a pass whose sites share nodes."""
@@ -165,6 +167,7 @@ class Rewrite:
         self._body = saved
 
     def _insert(self, node: ir.Node) -> None:
+        self.inserted += 1
         if self._body is not None:
             self._body.append(node)
             return
@@ -341,6 +344,56 @@ class Rewrite:
         self._tag(copy)
         self._insert(copy)
         return output
+
+    def replay(
+        self,
+        node: ir.Node,
+        inputs: Sequence[ir.Value | None],
+        *,
+        name: str,
+        overrides: Mapping[str, Any] | None = None,
+        dtypes: Sequence[ir.DataType | None] | None = None,
+    ) -> list[ir.Value]:
+        """Insert a node like ``node`` on other inputs, all of its outputs included; shapes are not declared.
+
+        Args:
+            node: what is replayed.
+            inputs: what the copy reads.
+            name: last part of the name of the copy and its outputs.
+            overrides: attributes that differ, as plain Python values; None for one that is left out.
+            dtypes: element types of the outputs, where they are not those that ``node`` declares.
+        """
+        hint = f"{self._scope}/{name}"
+        changed = overrides or {}
+        attributes = [item for key, item in node.attributes.items() if key not in changed]
+        attributes += [_attribute(key, value) for key, value in changed.items() if value is not None]
+        count = len(node.outputs)
+        copy = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=count, name=self._names.node(hint))
+        for place, (made, old) in enumerate(zip(copy.outputs, node.outputs, strict=True)):
+            made.name = self._names.value(hint if count == 1 else f"{hint}.{place}")
+            made.type = old.type
+            dtype = dtypes[place] if dtypes is not None else None
+            if dtype is not None:
+                made.type = ir.TensorType(dtype)
+        copy.metadata_props.update(node.metadata_props)
+        self._tag(copy)
+        self._insert(copy)
+        return list(copy.outputs)
+
+    def emit_parts(
+        self, op_type: str, inputs: Sequence[ir.Value | None], attributes: dict[str, Any], names: Sequence[str]
+    ) -> list[ir.Value]:
+        """Insert a node with one output for each of ``names``, all of the element type of its first input."""
+        listed = [_attribute(key, value) for key, value in attributes.items()]
+        hint = f"{self._scope}/{names[0]}"
+        node = ir.Node("", op_type, inputs, listed, num_outputs=len(names), name=self._names.node(hint))
+        for value, name in zip(node.outputs, names, strict=True):
+            value.name = self._names.value(f"{self._scope}/{name}")
+            if inputs[0] is not None:
+                value.type = inputs[0].type
+        self._tag(node)
+        self._insert(node)
+        return list(node.outputs)
 
     def constant(self, array: np.ndarray | Sequence[int] | int, name: str = "const") -> ir.Value:
         """An inline constant; integers become int64. Equal constants of one rewrite are one value.

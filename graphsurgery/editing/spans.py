@@ -16,7 +16,7 @@ from graphsurgery.analysis._expr import Expr, Symbol
 
 if TYPE_CHECKING:
     from graphsurgery.analysis.dims import Dim
-    from graphsurgery.analysis.shapes import ShapeView
+    from graphsurgery.analysis.shapes import Shapes, ShapeView
     from graphsurgery.rewrite import Rewrite
 
 __all__ = ["TO_END", "Bound", "Sizes", "Span", "as_value", "blocks_of", "input_sizes", "least", "legal_blocks"]

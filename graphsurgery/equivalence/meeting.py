@@ -103,6 +103,8 @@ class Meeting:
             f"input {spec.name}: what it stands for is not known, fed small random values"
             for spec in self.signature.having(Role.UNKNOWN)
         ]
+        if self.signature.bounded and self.signature.having(Role.MASK_ND, Role.MASK):
+            self.notes.append("rows of padding attend a key: the number of slots that are read must not tell")
         return make_feeds(self.signature, self._seed, pad_position=self._pad_position())
 
     def _pad_position(self) -> int | None:

@@ -107,7 +107,7 @@ def cannot_run_whole(reference: Path, rewritten: Path, memory: int | None) -> st
     both = tuple(_read(path, other, []) for path, other in ((reference, rewritten), (rewritten, reference)))
     budget = memory if memory is not None else available_memory() or _ASSUMED_MEMORY
     problem = _cannot_run((both[0], both[1]), budget)
-    return None if problem is None else problem.rstrip(".")
+    return None if problem is None else problem.removesuffix(".")
 
 
 def _cannot_run(both: tuple[tuple[onnx.ModelProto, Model], tuple[onnx.ModelProto, Model]], budget: int) -> str | None:

@@ -7,6 +7,8 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from graphsurgery.equivalence.bisecting import bisect as run_bisect
+from graphsurgery.equivalence.bisecting import passes_between
 from graphsurgery.equivalence.contestants import Files
 from graphsurgery.equivalence.preparing import cannot_run_whole
 from graphsurgery.equivalence.regions.verify_regions import verify_regions
@@ -50,6 +52,7 @@ def verify_models(
     decode: Path | str | None = None,
     decode_reference: Path | str | None = None,
     real_weights: bool = False,
+    bisect: bool = False,
 ) -> VerifyReport:
     """Hold a rewritten model against the model as exported.
 
@@ -79,9 +82,11 @@ def verify_models(
         decode: the file that decodes behind the prompts that ``b`` has read.
         decode_reference: the same for ``a``.
         real_weights: at depth ``regions``, read weights from the data files in place of drawing them.
+        bisect: run the passes that made ``b`` again, one by one, and tell the first whose result differs from ``a``.
 
     Raises:
-        UsageError: an unknown depth, options of another depth, or feeds or prompts that do not fit.
+        UsageError: an unknown depth, options of another depth, feeds or prompts that do not fit, or ``bisect`` where
+            the metadata of ``b`` tells of no pass.
         InputRefusedError: a file is no model.
         CannotCheckError: ONNX Runtime is not installed.
     """
@@ -90,6 +95,9 @@ def verify_models(
         raise UsageError(f"Real weights are what depth {depth} runs on anyway: leave the option out.")
     require_runtime()
     a, b = Path(a), Path(b)
+    if bisect and depth == "generate":
+        raise UsageError("--bisect compares one file after each pass, not decoding: choose depth outputs or regions.")
+    specs = passes_between(a, b) if bisect else ()
     notes: tuple[str, ...] = ()
     if depth == "auto":
         depth, why = chosen_depth(a, b, memory)
@@ -113,7 +121,16 @@ def verify_models(
         # Whole models can tell what regions cannot.
         notes += (f"regions could not be checked ({found.reasons[0].rstrip('.')}): whole models were run instead",)
         found = _verified(a, b, "outputs", seed, feeds, memory, progress, opt_level_check)
-    return dataclasses.replace(found, notes=(*notes, *found.notes))
+    found = dataclasses.replace(found, notes=(*notes, *found.notes))
+    if not bisect:
+        return found
+
+    def verify(result: Path) -> VerifyReport:
+        return _verified(
+            a, result, found.depth, seed, feeds, memory, progress, opt_level_check, real_weights=real_weights
+        )
+
+    return dataclasses.replace(found, bisected=run_bisect(a, specs, verify))
 
 
 def _verified(

@@ -14,6 +14,8 @@ from graphsurgery.equivalence.regions.region_report import RegionReport
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from graphsurgery.equivalence.bisecting import BisectedPass
+
 __all__ = [
     "SCHEMA",
     "FeedReport",
@@ -101,6 +103,7 @@ class VerifyReport:
         prompts: prompts that were decoded.
         token_differences: where the tokens of a row first differ, ties included.
         regions: regions that were compared, one of each kind.
+        bisected: the passes that made the rewritten model, run again one by one, up to the first that differs.
     """
 
     reference: str
@@ -126,6 +129,7 @@ class VerifyReport:
     prompts: tuple[PromptReport, ...] = ()
     token_differences: tuple[TokenDifference, ...] = ()
     regions: tuple[RegionReport, ...] = ()
+    bisected: tuple[BisectedPass, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -166,6 +170,20 @@ class VerifyReport:
             return f"equal: {alike} regions of {len(self.regions)} kinds on {len(self.feeds)} feeds (seed {self.seed})"
         count = len({output.name for output in self.outputs})
         return f"equal: {count} outputs on {len(self.feeds)} feeds (seed {self.seed}{self._left_out()})"
+
+    def bisect_summary(self) -> str:
+        """One line on which pass is the first that differs."""
+        last = self.bisected[-1]
+        if last.status == "different":
+            return f"first difference: {last.spec}: {last.reason}"
+        if any(each.status == "unchecked" for each in self.bisected):
+            return "first difference: not found; not every pass could be checked"
+        if self.status == "different":
+            return (
+                "first difference: no pass differs when it is run again: the file was changed behind them, or by another "
+                "version of them"
+            )
+        return "first difference: none, every pass gives an equal result"
 
     def _left_out(self) -> str:
         if not self.left_out:
@@ -244,6 +262,9 @@ class VerifyReport:
         lines += _shortened([f"note: {note}" for note in self.notes], verbose)
         lines += [f"warning: {warning}" for warning in self.warnings]
         lines += [f"{self.status}: {reason}" for reason in self.reasons]
+        lines += [f"after {each.spec}: {each.status}" for each in self.bisected]
+        if self.bisected:
+            lines.append(self.bisect_summary())
         if self.status == "equal":
             lines.append(self.summary())
         for line in lines:

@@ -22,7 +22,7 @@ from graphsurgery.patterns.experts_numbers import IndexReader, reduced_axes
 from graphsurgery.patterns.experts_parameters import ParameterReader
 from graphsurgery.patterns.experts_rows import RowReader
 from graphsurgery.patterns.experts_terms import Step, UnreadableError, label
-from graphsurgery.patterns.matcher import GraphIndex
+from graphsurgery.patterns.matcher import GraphIndex, subgraphs
 from graphsurgery.patterns.site import Refusal
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ class _Finder:
             if block is not None:
                 found.append((self._index.order[item.node], block))
         for operator in ("MoE", "QMoE"):
-            for node in self._index.nodes(operator, domain="com.microsoft"):
-                found.append((self._index.order[node], _fused(node)))
+            fused = self._index.nodes(operator, domain="com.microsoft")
+            found += [(self._index.order[node], _fused(node)) for node in fused]
         found.sort(key=lambda item: item[0])
         return [dataclasses.replace(site, id=f"experts:{number}") for number, (_, site) in enumerate(found)]
 
@@ -174,9 +174,10 @@ def _fused(node: ir.Node) -> Refusal:
 
 def _constant_values(model: ir.Model) -> set[ir.Value]:
     """The values of the main graph that depend on no input."""
-    constant = {value for value in model.graph.initializers.values()}
+    constant = set(model.graph.initializers.values())
     for node in model.graph:
-        if all(value is None or value in constant for value in node.inputs) and not node.op_type.startswith("Random"):
-            if not any(a.type.name.startswith("GRAPH") for a in node.attributes.values()):
-                constant.update(node.outputs)
+        if not all(value is None or value in constant for value in node.inputs):
+            continue
+        if not node.op_type.startswith("Random") and not any(subgraphs(node)):
+            constant.update(node.outputs)
     return constant

@@ -77,7 +77,7 @@ class SpreadReader:
         if kind == "ScatterElements":
             return self._scattered(node, axes)
         if kind == "ReduceSum":
-            return self._summed(node, value, axes)
+            return self._summed(node, axes)
         if kind in ELEMENTWISE:
             return self._computed(node, axes)
         if kind in ("Gather", "Slice", "Split"):
@@ -140,7 +140,7 @@ class SpreadReader:
                 return float(number)
         return filled_with(base)
 
-    def _summed(self, node: ir.Node, value: ir.Value, axes: Labels) -> Spread:
+    def _summed(self, node: ir.Node, axes: Labels) -> Spread:
         """The sum over the choices of weights that are zero for every choice but that of the expert."""
         source = node.inputs[0]
         rank = self._shapes.rank(source) if source is not None else None
@@ -347,10 +347,12 @@ def _step_number(step: Step, operands: list[float | None]) -> float | None:
         return None if None in operands else float(np.prod([item for item in operands if item is not None]))
     if kind in ("Add", "Sub", "Max", "Min", "Div") and None not in operands:
         numbers = [item for item in operands if item is not None]
-        table = {"Add": sum, "Max": max, "Min": min}
-        if kind in table:
-            return float(table[kind](numbers))
-        return float(np.subtract(*numbers)) if kind == "Sub" else float(np.divide(*numbers))
+        if kind == "Add":
+            return float(sum(numbers))
+        if kind in ("Max", "Min"):
+            return max(numbers) if kind == "Max" else min(numbers)
+        left, right = np.float64(numbers[0]), np.float64(numbers[1])
+        return float(left - right) if kind == "Sub" else float(left / right)
     if kind == "Div":
         return 0.0 if first == 0 else None
     if kind == "Concat":

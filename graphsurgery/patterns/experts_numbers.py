@@ -224,7 +224,8 @@ class IndexReader:
             return self._laid(source, node, value) if source is not None else None
         rule = getattr(self, f"_read_{kind.lower()}", None)
         if rule is not None:
-            return rule(node, value)
+            found: Content | None = rule(node, value)
+            return found
         if kind in _BINARY or kind in ("Div", "Mod", "Not", "Clip", "Floor", "Trunc", "Where", "Neg"):
             return self._computed(node)
         return None
@@ -386,7 +387,7 @@ class IndexReader:
         parts = tuple(Numbers(mask.root, "position", counted[name], ("r",), space) for name in mask.axes)
         return Pairs(mask.root, parts, ("d", "r"))
 
-    def _read_reducemax(self, node: ir.Node, value: ir.Value) -> Content | None:
+    def _read_reducemax(self, node: ir.Node, _: ir.Value) -> Content | None:
         """Whether an expert was chosen at all for a token."""
         mask, axes = self.content(node.inputs[0]), reduced_axes(node)
         if not isinstance(mask, Numbers) or mask.kind != "chosen" or mask.samples.dtype.kind not in "biuf":
@@ -534,7 +535,11 @@ class IndexReader:
         first = self.content(start)
         if first is None:
             ahead = self._constant(start)
-            return (last.root, 0) if ahead is not None and ahead.size == 1 and not ahead.any() and last.offset == 0 else None
+            return (
+                (last.root, 0)
+                if ahead is not None and ahead.size == 1 and not ahead.any() and last.offset == 0
+                else None
+            )
         if not isinstance(first, Bounds) or first.length != 1 or first.counts or first.root is not last.root:
             return None
         return (last.root, last.offset) if first.offset == last.offset - 1 else None

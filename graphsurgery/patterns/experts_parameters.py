@@ -67,9 +67,9 @@ class ParameterReader:
             axes = tuple(place - 1 for place in moved[1:])
             return Step(node, (self.stack(source, experts),), per_row=False, axes=axes, value=value)
         if kind == "Unsqueeze":
-            axes = const_ints(node.inputs[1]) if len(node.inputs) > 1 else None
+            places = const_ints(node.inputs[1]) if len(node.inputs) > 1 else None
             # A row axis in front of a bias's features: the part broadcasts against rows without it just as well.
-            return self.stack(source, experts) if axes == (1,) else None
+            return self.stack(source, experts) if places == (1,) else None
         if kind == "DequantizeLinear":
             return self._dequantised(node, value, experts)
         if kind in _ELEMENTWISE and len(node.inputs) == 2:

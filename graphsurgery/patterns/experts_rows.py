@@ -11,7 +11,6 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from graphsurgery.analysis.constants import const_ints, constant_of
-from graphsurgery.analysis.dims import Dim
 from graphsurgery.patterns.expert_sites import ROUTE_WEIGHT, TOKEN_ROW
 from graphsurgery.patterns.experts_layout import ROWS, has_copies, regroup, same_axes
 from graphsurgery.patterns.experts_numbers import Numbers, Pairs, Run, Slots, Space, reduced_axes
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
     import onnx_ir as ir
 
+    from graphsurgery.analysis.dims import Dim
     from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.patterns.experts_layout import Labels
     from graphsurgery.patterns.experts_numbers import IndexReader
@@ -138,7 +138,7 @@ class RowReader:
             return self._shared(value, axes, space)
         node = value.producer()
         everywhere = space is not None and space.kind == "all"
-        if everywhere and "f" not in axes and self.spread is not None:
+        if space is not None and everywhere and "f" not in axes and self.spread is not None:
             weight = self.spread(value, axes, space)
             if weight is not None:
                 return weight
@@ -304,7 +304,8 @@ class RowReader:
 
     def _product(self, node: ir.Node, value: ir.Value, axes: Labels, space: Space | None) -> Term:
         left, right = node.inputs
-        assert left is not None and right is not None
+        assert left is not None
+        assert right is not None
         sizes, ranks = self._sizes(value), (len(self._sizes(left)), len(self._sizes(right)))
         if len(axes) < 2 or min(ranks) < 2:
             raise UnreadableError(f"{label(node)} is a product with a vector")
@@ -345,9 +346,10 @@ class RowReader:
     def _packed_product(self, node: ir.Node, axes: Labels, space: Space | None) -> Term:
         if axes[-1] != "f":
             raise UnreadableError(f"{label(node)} is no product of rows and a parameter")
-        packed = []
-        for item in node.inputs[1:]:
-            packed.append(None if item is None else self.rows(item, ("f",) * len(self._sizes(item)), space))
+        packed = [
+            None if item is None else self.rows(item, ("f",) * len(self._sizes(item)), space)
+            for item in node.inputs[1:]
+        ]
         self.found.matrices = True
         return Step(node, (self.rows(node.inputs[0], axes, space), *packed))
 
@@ -387,7 +389,7 @@ class RowReader:
         operands += [None if item is None else self.rows(item, ("f",), space) for item in node.inputs[1:]]
         return Step(node, tuple(operands), axes=(-1,))
 
-    def _concat(self, node: ir.Node, value: ir.Value, axes: Labels, space: Space | None) -> Term:
+    def _concat(self, node: ir.Node, _: ir.Value, axes: Labels, space: Space | None) -> Term:
         axis = node.attributes["axis"].as_int() % len(axes)
         if axes[axis] == "f":
             return Step(node, tuple(self.rows(item, axes, space) for item in node.inputs), axes=(-1,))
@@ -409,9 +411,10 @@ class RowReader:
 
     # ---- picking --------------------------------------------------------------------------------------------------
 
-    def _gather(self, node: ir.Node, value: ir.Value, axes: Labels, space: Space | None) -> Term:
+    def _gather(self, node: ir.Node, _: ir.Value, axes: Labels, space: Space | None) -> Term:
         data, index = node.inputs[0], node.inputs[1]
-        assert data is not None and index is not None
+        assert data is not None
+        assert index is not None
         attribute = node.attributes.get("axis")
         axis = 0 if attribute is None else attribute.as_int()
         axis += len(self._sizes(data)) if axis < 0 else 0
@@ -421,9 +424,10 @@ class RowReader:
             return Step(node, (self.rows(data, axes, space), index), axes=(-1,))
         return self._pick(node, data, index, before, taken, after, space)
 
-    def _gather_nd(self, node: ir.Node, value: ir.Value, axes: Labels, space: Space | None) -> Term:
+    def _gather_nd(self, node: ir.Node, _: ir.Value, axes: Labels, space: Space | None) -> Term:
         data, index = node.inputs
-        assert data is not None and index is not None
+        assert data is not None
+        assert index is not None
         attribute = node.attributes.get("batch_dims")
         shape = self._sizes(index)
         if attribute is None or not attribute.as_int():

@@ -108,7 +108,7 @@ class Graph:
     def ints(self, numbers: list[int]) -> str:
         return self.constant(np.array(numbers, dtype=np.int64))
 
-    def int(self, number: int) -> str:
+    def integer(self, number: int) -> str:
         return self.constant(np.array(number, dtype=np.int64))
 
     def number(self, number: float) -> str:
@@ -272,7 +272,7 @@ def grouped(graph: Graph, tokens: str, indices: str, weights: str) -> str:
     spec = graph.spec
     flat = graph.op("Reshape", indices, graph.ints([-1]))
     order_values, order = graph.two("TopK", flat, graph.op("Shape", flat), axis=-1, largest=0, sorted=1)
-    token = graph.op("Div", order, graph.int(spec.top_k))
+    token = graph.op("Div", order, graph.integer(spec.top_k))
     if spec.variant % 2:
         rows = graph.op("GatherND", tokens, graph.op("Unsqueeze", token, graph.ints([-1])))
     else:
@@ -281,10 +281,10 @@ def grouped(graph: Graph, tokens: str, indices: str, weights: str) -> str:
     weight = graph.op("Unsqueeze", sorted_weights, graph.ints([-1]))
     ends = _ends(graph, order_values)
     runs: list[tuple[str, str, str]] = []
-    start = graph.int(0)
+    start = graph.integer(0)
     for end in ends:
         lone = graph.op("Squeeze", end, graph.ints([0]))
-        runs.append((start, lone, graph.op("Range", start, lone, graph.int(1))))
+        runs.append((start, lone, graph.op("Range", start, lone, graph.integer(1))))
         start = lone
 
     def own(value: str, place: int) -> str:
@@ -298,7 +298,7 @@ def grouped(graph: Graph, tokens: str, indices: str, weights: str) -> str:
     def project(value: str, stem: str, rows_in: int, columns: int) -> str:
         stack = graph.matrix(stem, (spec.experts, rows_in, columns))
         if spec.variant % 4 == 0:
-            parts = [graph.op("Gather", stack, graph.int(place), axis=0) for place in range(spec.experts)]
+            parts = [graph.op("Gather", stack, graph.integer(place), axis=0) for place in range(spec.experts)]
         else:
             cut = graph.many("Split", spec.experts, stack, graph.ints([1] * spec.experts), axis=0)
             parts = [graph.op("Squeeze", part, graph.ints([0])) for part in cut]
@@ -312,13 +312,13 @@ def grouped(graph: Graph, tokens: str, indices: str, weights: str) -> str:
         return graph.op("Mul", value, pick(graph.weight(stem, (spec.experts, spec.hidden))))
 
     result = graph.expert(rows, weight, project, scale, 2)
-    numbers = graph.op("Range", graph.int(0), graph.op("Size", order), graph.int(1))
+    numbers = graph.op("Range", graph.integer(0), graph.op("Size", order), graph.integer(1))
     if spec.variant % 5 == 0:
         _, back = graph.two("TopK", order, graph.op("Shape", order), axis=-1, largest=0, sorted=1)
     elif spec.variant % 5 == 1:
-        back = graph.op("ScatterElements", graph.op("Mul", order, graph.int(0)), order, numbers, axis=0)
+        back = graph.op("ScatterElements", graph.op("Mul", order, graph.integer(0)), order, numbers, axis=0)
     else:
-        empty = graph.op("Expand", graph.int(0), graph.op("Shape", order))
+        empty = graph.op("Expand", graph.integer(0), graph.op("Shape", order))
         back = graph.op("ScatterND", empty, graph.op("Unsqueeze", order, graph.ints([-1])), numbers)
     result = graph.op("Gather", result, back, axis=0)
     result = graph.op("Reshape", result, graph.ints([-1, spec.top_k, spec.hidden]))
@@ -330,13 +330,13 @@ def _ends(graph: Graph, chosen: str) -> list[str]:
     spec = graph.spec
     if spec.variant % 2:
         zeros = graph.constant(np.zeros(spec.experts, dtype=np.int64))
-        ones = graph.op("Expand", graph.int(1), graph.op("Shape", chosen))
+        ones = graph.op("Expand", graph.integer(1), graph.op("Shape", chosen))
         counts = graph.op("ScatterElements", zeros, chosen, ones, axis=0, reduction="add")
     else:
         values = graph.ints([0, 1])
-        hot = graph.op("OneHot", chosen, graph.int(spec.experts), values, axis=-1)
+        hot = graph.op("OneHot", chosen, graph.integer(spec.experts), values, axis=-1)
         counts = graph.op("ReduceSum", hot, graph.ints([0]), keepdims=0)
-    ends = graph.op("CumSum", counts, graph.int(0))
+    ends = graph.op("CumSum", counts, graph.integer(0))
     return graph.many("Split", spec.experts, ends, graph.ints([1] * spec.experts), axis=0)
 
 
@@ -396,7 +396,7 @@ def selected(graph: Graph, tokens: str, indices: str, weights: str) -> str:
     """Each expert on the rows that chose it, scattered onto the sum."""
     spec = graph.spec
     total = graph.op("Mul", tokens, graph.number(0.0))
-    hot = graph.op("OneHot", indices, graph.int(spec.experts), graph.ints([0, 1]), axis=-1)
+    hot = graph.op("OneHot", indices, graph.integer(spec.experts), graph.ints([0, 1]), axis=-1)
     mask = graph.op("Transpose", hot, perm=[2, 1, 0])
     shared: dict[str, str] = {}
     order = list(range(spec.experts))
@@ -404,15 +404,15 @@ def selected(graph: Graph, tokens: str, indices: str, weights: str) -> str:
         order.reverse()  # experts come in any order: their numbers count
     for expert in order:
         if spec.variant % 3 == 0:
-            own = graph.op("Transpose", graph.op("Equal", indices, graph.int(expert)), perm=[1, 0])
+            own = graph.op("Transpose", graph.op("Equal", indices, graph.integer(expert)), perm=[1, 0])
         else:
-            own = graph.op("Gather", mask, graph.int(expert), axis=0)
+            own = graph.op("Gather", mask, graph.integer(expert), axis=0)
         pairs = graph.op("NonZero", own)
-        choice = graph.op("Gather", pairs, graph.int(0), axis=0)
-        token = graph.op("Gather", pairs, graph.int(1), axis=0)
+        choice = graph.op("Gather", pairs, graph.integer(0), axis=0)
+        token = graph.op("Gather", pairs, graph.integer(1), axis=0)
         rows = graph.op("Gather", tokens, token, axis=0)
         if spec.variant % 2:
-            place = graph.op("Add", graph.op("Mul", token, graph.int(spec.top_k)), choice)
+            place = graph.op("Add", graph.op("Mul", token, graph.integer(spec.top_k)), choice)
             weight = graph.op("Gather", graph.op("Reshape", weights, graph.ints([-1, 1])), place, axis=0)
         else:
             both = [graph.op("Unsqueeze", item, graph.ints([1])) for item in (token, choice)]
@@ -450,7 +450,7 @@ def masked(graph: Graph, tokens: str, indices: str, weights: str) -> str:
         zeros = graph.op("Mul", graph.op("MatMul", tokens, wide), graph.number(0.0))
         spread = graph.op("ScatterElements", zeros, indices, weights, axis=1)
     for expert in range(spec.experts):
-        own = graph.op("Equal", indices, graph.int(expert))
+        own = graph.op("Equal", indices, graph.integer(expert))
         if spread is not None:
             weight = graph.op("Gather", spread, graph.ints([expert]), axis=1)
         elif spec.variant % 3 == 1:

@@ -140,6 +140,8 @@ def match(
     rewritten: Side,
     pairs: tuple[Pair, ...],
     banned: frozenset[tuple[str, str]] = frozenset(),
+    *,
+    integers: bool = True,
 ) -> Matching:
     """Find what both have in common and where they part.
 
@@ -147,14 +149,15 @@ def match(
         reference: the model as exported.
         rewritten: the other.
         pairs: which outputs stand for each other.
-        banned: names of values that turned out not to be counterparts: of other shapes.
+        banned: names of values that turned out not to be counterparts: of other shapes, or other shapes themselves.
+        integers: whether integers and booleans that differ may be counterparts.
     """
-    return _Matcher(reference, rewritten, banned).run(pairs)
+    return _Matcher(reference, rewritten, banned, integers=integers).run(pairs)
 
 
 class _Matcher:
-    def __init__(self, reference: Side, rewritten: Side, banned: frozenset[tuple[str, str]]) -> None:
-        self._sides, self._banned = (reference, rewritten), banned
+    def __init__(self, reference: Side, rewritten: Side, banned: frozenset[tuple[str, str]], *, integers: bool) -> None:
+        self._sides, self._banned, self._integers = (reference, rewritten), banned, integers
         self._numbers = _Numbers()
         self._forms: dict[ir.Node, Hashable] = {}
         self._ours: dict[ir.Value, int] = {}
@@ -239,6 +242,11 @@ class _Matcher:
             return False
         kinds = self._sides[0].dtype(ours), self._sides[1].dtype(theirs)
         if None not in kinds and kinds[0] != kinds[1]:
+            return False
+        if not self._integers and not self._sides[0].is_float(ours):
+            return False
+        numbers = self._sides[0].numbers(ours), self._sides[1].numbers(theirs)
+        if None not in numbers and numbers[0] != numbers[1]:
             return False
         sizes = self._sides[0].sizes(ours), self._sides[1].sizes(theirs)
         if None in sizes:

@@ -107,6 +107,20 @@ class Side:
             found.append(known)
         return tuple(found)
 
+    def numbers(self, value: ir.Value) -> tuple[tuple[int, ...], ...] | None:
+        """The integers that a small ``value`` holds on each feed; None where they are not known for all."""
+        held = self.shapes.shape_value(value)
+        if held is None:
+            return None
+        found = []
+        for bindings in self._bindings:
+            items = [evaluate(item, bindings) for item in held.items]
+            known = tuple(item for item in items if item is not None)
+            if len(known) != len(items):
+                return None
+            found.append(known)
+        return tuple(found)
+
     def dtype(self, value: ir.Value) -> ir.DataType | None:
         """The element type of ``value``."""
         return self.shapes.dtype(value)

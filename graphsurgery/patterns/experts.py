@@ -18,11 +18,11 @@ from graphsurgery.patterns.attention import layer_of
 from graphsurgery.patterns.experts_dense import SpreadReader, adds_nothing, replace_weight, unchosen
 from graphsurgery.patterns.experts_finish import exclusive, finish
 from graphsurgery.patterns.experts_loop import LoopReader
-from graphsurgery.patterns.experts_numbers import IndexReader, reduced_axes
+from graphsurgery.patterns.experts_numbers import IndexReader, Pairs, Run, reduced_axes
 from graphsurgery.patterns.experts_parameters import ParameterReader
 from graphsurgery.patterns.experts_rows import RowReader
 from graphsurgery.patterns.experts_terms import Step, UnreadableError, label
-from graphsurgery.patterns.matcher import GraphIndex, subgraphs
+from graphsurgery.patterns.matcher import GraphIndex, is_op, readers, subgraphs
 from graphsurgery.patterns.site import Refusal
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class _Finder:
         self._numbers = IndexReader(self._shapes)
         self._parameters = ParameterReader(self._shapes)
         self._constant = _constant_values(model)
+        self._seen: set[ir.Value] = set()  # choices of experts whose block was read or refused
 
     def find(self) -> list[ExpertSite | Refusal]:
         found: list[tuple[int, ExpertSite | Refusal]] = []
@@ -63,17 +64,52 @@ class _Finder:
         loops = LoopReader(self._shapes, self._index, self._numbers, self._parameters, self._constant)
         for item in loops.sums(self._model.graph):
             try:
-                block = loops.read(item)
+                block: ExpertSite | Refusal | None = loops.read(item)
             except UnreadableError as error:
-                found.append((self._index.order[item.node], self._refusal(item.node, str(error))))
+                block = self._refusal(item.node, str(error))
+            if block is None:
                 continue
-            if block is not None:
-                found.append((self._index.order[item.node], block))
+            found.append((self._index.order[item.node], block))
+            self._seen.add(item.root)
+        found += self._left_over()
         for operator in ("MoE", "QMoE"):
             fused = self._index.nodes(operator, domain="com.microsoft")
             found += [(self._index.order[node], _fused(node)) for node in fused]
         found.sort(key=lambda item: item[0])
         return [dataclasses.replace(site, id=f"experts:{number}") for number, (_, site) in enumerate(found)]
+
+    def _left_over(self) -> list[tuple[int, Refusal]]:
+        """Choices of experts that pick matrices, or rows for several experts, and whose block was not found."""
+        found: dict[ir.Value, ir.Node] = {}
+        masks: dict[ir.Value, list[ir.Node]] = {}
+        for node in self._index.nodes("Gather", "GatherND", "NonZero", "Range"):
+            if node.graph is not self._model.graph:
+                continue
+            if node.op_type in ("NonZero", "Range"):
+                pairs = self._numbers.content(node.outputs[0])
+                if isinstance(pairs, Pairs | Run):
+                    masks.setdefault(pairs.root, []).append(node)
+            elif node.inputs[0] in self._constant and self._picks_matrices(node):
+                chosen = self._numbers.chosen(node.inputs[1])
+                if chosen is not None:
+                    found.setdefault(chosen.root, node)
+        found.update({root: nodes[0] for root, nodes in masks.items() if len(nodes) > 1})
+        return [
+            (self._index.order[node], _unfound(node, root)) for root, node in found.items() if root not in self._seen
+        ]
+
+    def _picks_matrices(self, node: ir.Node) -> bool:
+        """Whether what ``node`` picks from a parameter is multiplied as a matrix."""
+        if (self._shapes.rank(node.inputs[0]) or 0) < 3 or node.inputs[1] in self._constant:  # type: ignore[arg-type]
+            return False
+        value = node.outputs[0]
+        while True:
+            following = readers(value)
+            if len(following) != 1:
+                return any(is_op(reader, "MatMul") for reader in following)
+            if not is_op(following[0], "Transpose", "Cast", "DequantizeLinear", "Identity", "Mul", "Sub"):
+                return is_op(following[0], "MatMul")
+            value = following[0].outputs[0]
 
     def _summed(self, node: ir.Node) -> ExpertSite | Refusal | None:
         """The block whose copies ``node`` adds up along an axis of their own."""
@@ -95,6 +131,10 @@ class _Finder:
             spread = SpreadReader(self._shapes, self._numbers, reader).read(value, labels)
         except UnreadableError as error:
             return self._refusal(node, str(error)) if found.roots and found.matrices else None
+        finally:
+            if found.matrices:
+                self._seen.update(found.roots)
+        self._seen.add(spread.root)
         try:
             return self._dense(node, term, found, spread, copies)
         except UnreadableError as error:
@@ -170,6 +210,11 @@ def _fused(node: ir.Node) -> Refusal:
         f"the expert block is one operator, com.microsoft {label(node)}, which routes inside: no value holds its choice"
     )
     return Refusal(id="", kinds=("experts", "op"), layer=layer_of(node), reason=reason)
+
+
+def _unfound(node: ir.Node, root: ir.Value) -> Refusal:
+    reason = f"the sum of the experts that {root.name!r} chooses, for which {label(node)} picks, cannot be found"
+    return Refusal(id="", kinds=("experts",), layer=layer_of(node), reason=reason)
 
 
 def _constant_values(model: ir.Model) -> set[ir.Value]:

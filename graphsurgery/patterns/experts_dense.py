@@ -346,13 +346,7 @@ def _step_number(step: Step, operands: list[float | None]) -> float | None:
             return 0.0
         return None if None in operands else float(np.prod([item for item in operands if item is not None]))
     if kind in ("Add", "Sub", "Max", "Min", "Div") and None not in operands:
-        numbers = [item for item in operands if item is not None]
-        if kind == "Add":
-            return float(sum(numbers))
-        if kind in ("Max", "Min"):
-            return max(numbers) if kind == "Max" else min(numbers)
-        left, right = np.float64(numbers[0]), np.float64(numbers[1])
-        return float(left - right) if kind == "Sub" else float(left / right)
+        return _binary(kind, [item for item in operands if item is not None])
     if kind == "Div":
         return 0.0 if first == 0 else None
     if kind == "Concat":
@@ -372,3 +366,12 @@ def _step_number(step: Step, operands: list[float | None]) -> float | None:
         return 0.0 if first == 0 else None
     function = _UNARY.get(kind)
     return None if function is None else float(function(first))
+
+
+def _binary(kind: str, numbers: list[float]) -> float:
+    if kind == "Add":
+        return float(sum(numbers))
+    if kind in ("Max", "Min"):
+        return max(numbers) if kind == "Max" else min(numbers)
+    left, right = np.float64(numbers[0]), np.float64(numbers[1])
+    return float(left - right) if kind == "Sub" else float(left / right)

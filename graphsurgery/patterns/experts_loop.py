@@ -52,6 +52,11 @@ class Sum:
     parts: tuple[_Copy | Sum, ...]
     base: ir.Value | None = None
 
+    @property
+    def root(self) -> ir.Value:
+        """The chosen experts."""
+        return _root(self)
+
     def copies(self) -> list[_Copy]:
         """All copies, in the order in which they are added."""
         found: list[_Copy] = []

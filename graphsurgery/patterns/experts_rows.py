@@ -69,7 +69,7 @@ class Found:
         experts: E, by the chosen experts.
         grouped: whether each expert works on its own rows among those sorted by expert.
         labelled: a parameter that has one part for each copy of the rows.
-        matrices: whether a parameter of rank 2 of an expert was met.
+        matrices: whether rows are multiplied by a matrix.
     """
 
     tokens: dict[ir.Value, dict[int, ir.Value]] = dataclasses.field(default_factory=dict)
@@ -171,7 +171,6 @@ class RowReader:
         counted = [name for name, size in zip(axes, shape, strict=True) if name in ROWS and size != 1]
         if counted == ["c"] and axes[0] == "c":
             self.found.labelled = value
-            self.found.matrices |= axes[-2:] == ("f", "f")
             return self._parameters.stack(value, self._copies)
         if counted:
             raise UnreadableError(f"constant {value.name!r} has a row for each token")
@@ -180,7 +179,6 @@ class RowReader:
             if not small:
                 raise UnreadableError(f"constant {value.name!r} works on columns")
         if space is not None and space.kind != "sorted":
-            self.found.matrices |= axes[-2:] == ("f", "f")
             return self._parameters.part(value)
         return value
 
@@ -318,13 +316,15 @@ class RowReader:
 
         if axes[-1] == "f":
             rows, parameter = (*batch(left), axes[-2], "f"), (*batch(right), "f", "f")
-            return Step(node, (self.rows(left, rows, space), self._matrix(right, parameter, space)))
+            matrix = self._matrix(right, parameter, space)
+            return Step(node, (self.rows(left, rows, space), matrix))
         if axes[-2] == "f":
             rows, parameter = (*batch(right), "f", axes[-1]), (*batch(left), "f", "f")
             return Step(node, (self._matrix(left, parameter, space), self.rows(right, rows, space)))
         raise UnreadableError(f"{label(node)} is no product of rows and a parameter")
 
     def _matrix(self, value: ir.Value, axes: Labels, space: Space | None) -> Term:
+        self.found.matrices = True
         term = self.rows(value, axes, space)
         if isinstance(term, Step) and term.per_row:
             raise UnreadableError(f"value {value.name!r}, which multiplies rows, is no parameter")
@@ -336,7 +336,8 @@ class RowReader:
             raise UnreadableError(f"{label(node)} is no product of rows and a parameter")
         matrix = node.inputs[1]
         assert matrix is not None
-        operands = [self.rows(node.inputs[0], axes, space), self._matrix(matrix, ("f", "f"), space)]
+        parameter = self._matrix(matrix, ("f", "f"), space)
+        operands = [self.rows(node.inputs[0], axes, space), parameter]
         if len(node.inputs) > 2:
             bias = node.inputs[2]
             sizes = self._sizes(value)
@@ -394,6 +395,7 @@ class RowReader:
         if axes[axis] == "f":
             return Step(node, tuple(self.rows(item, axes, space) for item in node.inputs), axes=(-1,))
         if axes[axis] == "r" and space is not None and space.kind == "sorted":
+            self.found.roots[space.root] = None
             copies = [
                 self.rows(item, axes, Space("run", space.root, number)) for number, item in enumerate(node.inputs)
             ]
@@ -462,17 +464,14 @@ class RowReader:
         chosen = self._numbers.chosen(index)
         if chosen is None or before:
             raise UnreadableError(f"{label(node)} picks rows by {index.name!r}, whose meaning is not known")
-        return self._chosen(node, chosen, data, taken, after, space)
+        return self._chosen(node, chosen, data, taken, space)
 
-    def _chosen(
-        self, node: ir.Node, chosen: Numbers, data: ir.Value, taken: Labels, after: Labels, space: Space | None
-    ) -> Term:
+    def _chosen(self, node: ir.Node, chosen: Numbers, data: ir.Value, taken: Labels, space: Space | None) -> Term:
         experts = self._sizes(data)[0]
         if not isinstance(experts, int) or not same_axes(chosen.axes, taken) or chosen.space != space:
             raise UnreadableError(f"{label(node)} picks by {node.inputs[1].name!r}, whose rows are not those it meets")  # type: ignore[union-attr]
         if not self._numbers.identity(chosen, experts):
             raise UnreadableError(f"{label(node)} picks by numbers that are not those of the experts")
-        self.found.matrices |= after == ("f", "f")
         self._count(chosen.root, experts, label(node))
         return self._parameters.stack(data, experts)
 

@@ -19,6 +19,7 @@ from graphsurgery.equivalence.regions.sides import reads
 from graphsurgery.equivalence.regions.standalone import standalone, widened
 from graphsurgery.equivalence.running import RunError, Session
 from graphsurgery.errors import CannotCheckError
+from graphsurgery.pipeline import provenance
 from graphsurgery.rewrite import PASS_KEY, SITE_KEY
 
 if TYPE_CHECKING:
@@ -158,7 +159,8 @@ class Checker:
             for number in numbers:
                 arrays = {name: fed[number][prefix + name] for name in made.names}
                 try:
-                    outputs[number] = session.run({**arrays, **made.weights})[made.result]
+                    got = session.run({**arrays, **made.weights})[made.result]
+                    outputs[number] = np.asarray(got) if isinstance(got, np.generic) else got
                 except RunError as error:
                     failed[number] = str(error)
         return outputs, failed
@@ -244,15 +246,23 @@ def _rank(found: Comparison) -> tuple[bool, float]:
     return found.problem is not None, found.error / found.tolerance if found.tolerance else found.error
 
 
+def _ran(side: Side) -> tuple[str, ...]:
+    """All passes that made a model, as its metadata tells."""
+    specs = [spec for run in provenance(side.model) for spec in run["passes"]]
+    return tuple(dict.fromkeys(spec.partition("{")[0] for spec in specs))
+
+
 def _blank(region: Region, alike: Sequence[Region]) -> RegionReport:
-    made = [node.metadata_props for node in region.rewritten.nodes if PASS_KEY in node.metadata_props]
+    # The last nodes are nearest to the value.
+    told = [node.metadata_props for node in reversed(region.rewritten.nodes)]
+    made = dict.fromkeys((item[PASS_KEY], item[SITE_KEY]) for item in told if PASS_KEY in item and SITE_KEY in item)
     cuts = region.reference.cuts
     return RegionReport(
         reference=region.obligation.reference.name or "",
         rewritten=region.obligation.rewritten.name or "",
         reader=region.obligation.reader,
-        passes=tuple(dict.fromkeys(item[PASS_KEY] for item in made)),
-        sites=tuple(dict.fromkeys(item[SITE_KEY] for item in made if SITE_KEY in item)),
+        passes=tuple(name for name, _ in made) or _ran(region.rewritten.side),
+        sites=tuple(site for _, site in made),
         status="unchecked",
         alike=len(alike),
         nodes=(len(region.reference.nodes), len(region.rewritten.nodes)),

@@ -7,6 +7,8 @@ from typing import Literal
 
 __all__ = ["RegionReport"]
 
+_SITES = 3
+
 
 @dataclasses.dataclass(frozen=True)
 class RegionReport:
@@ -16,8 +18,9 @@ class RegionReport:
         reference: the value of the reference.
         rewritten: the value of the rewritten model that has to be equal.
         reader: what reads it: a node or an output.
-        passes: passes whose nodes the region holds.
-        sites: their sites.
+        passes: the pass that made the last of its nodes that a pass made, then those that made others; where there are
+            no such nodes, all passes that made the rewritten model.
+        sites: the site for each of ``passes``; empty where no node tells.
         status: ``equal``, ``different`` or ``unchecked``.
         alike: number of regions that are like it, itself included: they were not run.
         nodes: nodes of the region in the reference and in the rewritten model.
@@ -52,10 +55,14 @@ class RegionReport:
     def where(self) -> str:
         """Pass and site, as far as they are known."""
         if not self.passes:
-            return "a region without nodes of any pass"
-        return (
-            f"{' and '.join(self.passes)} at {', '.join(self.sites[:3])}{' and others' if len(self.sites) > 3 else ''}"
-        )
+            return "no pass is known to have been here"
+        if not self.sites:
+            return " or ".join(self.passes)
+        places = [f"{name} at {site}" for name, site in zip(self.passes, self.sites, strict=True)]
+        if len(places) == 1:
+            return places[0]
+        more = f" and {len(places) - 1 - _SITES} others" if len(places) - 1 > _SITES else ""
+        return f"{places[0]} (with nodes of {', '.join(places[1 : 1 + _SITES])}{more})"
 
     @property
     def message(self) -> str:
@@ -63,9 +70,10 @@ class RegionReport:
         more = f" (and {self.alike - 1} regions like it)" if self.alike > 1 else ""
         if self.status == "unchecked":
             return f"{self.where}: {self.rewritten!r} could not be checked: {self.problem}{more}"
-        at = "" if self.index is None else f" at {list(self.index)}"
-        size = f" (error {self.error:.1e}, limit {self.tolerance:.0e})" if self.tolerance else ""
+        what = f"it {self.problem}"
+        if self.index is not None and "at [" not in what:
+            what = f"{what}, at {list(self.index)}"
         return (
             f"{self.where}: {self.rewritten!r}, read by {self.reader}, is not what {self.reference!r} is: "
-            f"it {self.problem}{at}{size} on feed {self.feed}{more}"
+            f"{what} on feed {self.feed}{more}"
         )

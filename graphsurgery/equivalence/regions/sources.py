@@ -19,7 +19,7 @@ from graphsurgery.errors import CannotCheckError
 from graphsurgery.weights import SourceName, Stack, View, evaluate, parse_record, sources_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from graphsurgery.equivalence.feeds import Array
     from graphsurgery.equivalence.regions.sides import Side
@@ -174,10 +174,11 @@ def misplaced(reference: Side, rewritten: Side) -> list[str]:
     """One sentence for each weight whose place in a data file is not that of what it stands for.
 
     A view must lie as far behind its source as its first element does. Where the source has a place in the same file,
-    that is looked at; where the data went elsewhere, views of one source must agree with one another.
+    that is looked at; where the data went elsewhere, views of one source that touch must touch there too.
     """
     found: list[str] = []
-    bases: dict[str, tuple[int, str]] = {}
+    elsewhere: dict[tuple[str, str], list[tuple[int, int, str]]] = {}
+    ends: dict[str, int] = {}
     stored = reference.model.graph.initializers
     for value in rewritten.model.graph.initializers.values():
         tensor = value.const_value
@@ -198,15 +199,28 @@ def misplaced(reference: Side, rewritten: Side) -> list[str]:
                     f"elements at byte {(before.offset or 0) + distance}"
                 )
             continue
-        if not alone:
-            continue
-        known = bases.setdefault(f"{os.fspath(tensor.location)}\0{name}", (base, value.name or ""))
-        if known[0] != base:
-            found.append(
-                f"weights {known[1]!r} and {value.name!r} are made of {name!r} and lie {base - known[0]} bytes too far "
-                f"apart in {os.fspath(tensor.location)}"
-            )
+        if alone:
+            views = elsewhere.setdefault((os.fspath(tensor.location), name), [])
+            views.append((distance, tensor.offset or 0, value.name or ""))
+            ends[value.name or ""] = distance + tensor.nbytes
+    for (location, name), views in elsewhere.items():
+        found += _torn(location, name, sorted(views), ends)
     return found
+
+
+def _torn(location: str, name: str, views: list[tuple[int, int, str]], ends: Mapping[str, int]) -> Iterator[str]:
+    """Views of one source, from first to last, that touch there and lie apart in the file."""
+    end, base, before = -1, 0, ""
+    for distance, offset, view in views:
+        if distance > end:
+            # What nobody reads in between need not be in the file.
+            base = offset - distance
+        elif offset - distance != base:
+            yield (
+                f"weights {before!r} and {view!r} are made of {name!r} and lie {offset - distance - base} bytes too far apart "
+                f"in {location}"
+            )
+        end, before = max(end, ends[view]), view
 
 
 def _same_file(one: ir.ExternalTensor, other: ir.ExternalTensor) -> bool:

@@ -186,7 +186,7 @@ class _Check:
         loose: set[ir.Value] = {
             region.obligation.rewritten
             for key, alike in regions.items()
-            if self.known[key].report.error
+            if self.known[key].report.error and self.known[key].report.status == "equal"
             for region in alike
         }
         side = self.sides[1]

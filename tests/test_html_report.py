@@ -222,6 +222,7 @@ def test_no_pass_and_no_picture():
     page = read(report_page(report))
     assert "No pass found a site." in page.text
     assert "nothing was written" in page.text
+    assert page.text.count("This was not looked at") == 3
     assert "The result was not verified" in page.text
 
 

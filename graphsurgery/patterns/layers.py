@@ -50,6 +50,11 @@ class LayerKind(Site):
     ends: tuple[ir.Node, ...]
     flow: Flow
 
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """See :attr:`Site.layers`."""
+        return self.numbers
+
     def only(self, numbers: Collection[int]) -> LayerKind:
         """The same kind with the layers of these numbers alone."""
         kept = [at for at, number in enumerate(self.numbers) if number in numbers]

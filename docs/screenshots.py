@@ -73,6 +73,10 @@ def shoot() -> None:
         for _ in range(8):
             page.press("Tab")
         page.picture(IMAGES / "focus-dark.png")
+        shutil.copy(ROOT / "fixtures" / "qwen3_moe_grouped" / "model.onnx", "moe.onnx")
+        run("apply", "moe.onnx", "-p", "gather-experts{strategy=packed,chunk_size=64}", "-q", "--html", "moe.html")
+        page.open(Path(directory, "moe.html"))
+        take(page, "experts-light.png", "#experts")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,9 @@ import pytest
 
 from graphsurgery import errors, registry
 from graphsurgery.cli import main
+from graphsurgery.equivalence.bisecting import BisectedPass
 from graphsurgery.equivalence.generation_report import PromptReport, TokenDifference, TopTwo
+from graphsurgery.equivalence.regions.region_report import RegionReport
 from graphsurgery.equivalence.verify import verify_models
 from graphsurgery.equivalence.verify_report import VerifyReport
 from graphsurgery.inspection import inspect_model
@@ -64,6 +66,8 @@ def documents(tmp_path_factory) -> dict[str, Any]:
     left_out = verify_models(fixtures / "genai_llama" / "model.onnx", fixtures / "genai_llama" / "model.onnx")
     # Models whose tokens differ are hard to come by: the report of such a run is made up.
     two = TopTwo(1, 2.0, 3, 1.0, 1.0)
+    where = ("a", "b", "node", ("tidy",), ("site",))
+    region = RegionReport(*where, "equal", 1, (2, 3), 1, 2, 0.0, 1e-5, "float32", "f", (0,), None)
     decoded = VerifyReport(
         "a.onnx",
         "b.onnx",
@@ -71,9 +75,11 @@ def documents(tmp_path_factory) -> dict[str, Any]:
         depth="generate",
         prompts=(PromptReport("p", (3,), "none", 1, ((1, 2),)),),
         token_differences=(TokenDifference("p", 0, 1, "disabled", two, two, 0.5, 0.1, tie=False),),
+        regions=(region,),
+        bisected=(BisectedPass("tidy", "equal"),),
     ).to_json()
     verify = json.loads(left_out.dumps())
-    verify |= {key: decoded[key] for key in ("prompts", "token_differences")}
+    verify |= {key: decoded[key] for key in ("prompts", "token_differences", "regions", "bisected")}
     applied = json.loads(result.report.to_json())
     picture = applied["picture"] | {"experts": [json.loads(json.dumps(dataclasses.asdict(item))) for item in experts]}
     return {
@@ -123,6 +129,8 @@ def test_every_object_is_documented():
         "verify.prompts",
         "verify.token_differences",
         "verify.token_differences.reference",
+        "verify.regions",
+        "verify.bisected",
         "passes",
         "passes.options",
         "recipe",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["DecoderSize", "write_decoder"]
+__all__ = ["Builder", "DecoderSize", "value_info", "write_decoder"]
 
 _OPSET = 20
 
@@ -54,7 +54,7 @@ def write_decoder(path: Path, size: DecoderSize, *, seed: int = 0) -> int:
     Returns:
         Number of nodes.
     """
-    builder = _Builder(size, np.random.default_rng(seed))
+    builder = Builder(size, np.random.default_rng(seed))
     model = builder.model()
     onnx.save_model(
         model,
@@ -67,7 +67,9 @@ def write_decoder(path: Path, size: DecoderSize, *, seed: int = 0) -> int:
     return len(model.graph.node)
 
 
-class _Builder:
+class Builder:
+    """Writes the nodes of a decoder, one after the other; what stands where the MLP is may be another."""
+
     def __init__(self, size: DecoderSize, random: np.random.Generator) -> None:
         self._size = size
         self._random = random
@@ -84,17 +86,17 @@ class _Builder:
         for layer in range(size.layers):
             self._scope = f"layers.{layer}."
             names = [f"past.{layer}.key", f"past.{layer}.value"]
-            caches += [_value(name, ["B", size.kv_heads, "P", size.head]) for name in names]
+            caches += [value_info(name, ["B", size.kv_heads, "P", size.head]) for name in names]
             hidden, presents = self._layer(hidden, mask, rotary, names)
-            outputs += [_value(name, ["B", size.kv_heads, "T", size.head]) for name in presents]
+            outputs += [value_info(name, ["B", size.kv_heads, "T", size.head]) for name in presents]
         self._scope = ""
         head = self._weight("lm_head", size.hidden, size.vocabulary)
         self._op("MatMul", self._norm(hidden, "norm"), head, output="logits")
         graph = helper.make_graph(
             self._nodes,
             "decoder",
-            [_value(name, rows, TensorProto.INT64) for name in ("input_ids", "position_ids")] + caches,
-            [_value("logits", [*rows, size.vocabulary]), *outputs],
+            [value_info(name, rows, TensorProto.INT64) for name in ("input_ids", "position_ids")] + caches,
+            [value_info("logits", [*rows, size.vocabulary]), *outputs],
             list(self._tensors.values()),
         )
         imports = [helper.make_opsetid("", _OPSET)]
@@ -118,11 +120,14 @@ class _Builder:
         mixed = self._op("Transpose", self._op("MatMul", probabilities, value), perm=[0, 2, 1, 3])
         mixed = self._op("Reshape", mixed, self._ints("merged", [0, 0, -1]))
         hidden = self._op("Add", hidden, self._product(mixed, "o_proj", size.heads * size.head, size.hidden))
-        normed = self._norm(hidden, "post_norm")
+        return self._op("Add", hidden, self._mlp(self._norm(hidden, "post_norm"))), presents
+
+    def _mlp(self, normed: str) -> str:
+        size = self._size
         gate = self._product(normed, "gate_proj", size.hidden, size.inner)
         gate = self._op("Mul", gate, self._op("Sigmoid", gate))
         wide = self._op("Mul", gate, self._product(normed, "up_proj", size.hidden, size.inner))
-        return self._op("Add", hidden, self._product(wide, "down_proj", size.inner, size.hidden)), presents
+        return self._product(wide, "down_proj", size.inner, size.hidden)
 
     def _norm(self, hidden: str, name: str) -> str:
         square = self._op("Pow", hidden, self._floats("two", 2.0))
@@ -202,11 +207,18 @@ class _Builder:
         self._tensors.setdefault(name, numpy_helper.from_array(np.asarray(value, np.int64), name))
         return name
 
+    def _ops(self, op_type: str, count: int, *inputs: str, **attributes: Any) -> list[str]:
+        """A node with ``count`` outputs."""
+        name = f"{self._scope}{op_type}_{len(self._nodes)}"
+        outputs = [f"{name}.{place}" for place in range(count)]
+        self._nodes.append(helper.make_node(op_type, list(inputs), outputs, name=name, **attributes))
+        return outputs
+
     def _op(self, op_type: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
         name = f"{self._scope}{op_type}_{len(self._nodes)}"
         self._nodes.append(helper.make_node(op_type, list(inputs), [output or name], name=name, **attributes))
         return output or name
 
 
-def _value(name: str, shape: Sequence[int | str], dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+def value_info(name: str, shape: Sequence[int | str], dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, dtype, list(shape))

@@ -113,7 +113,10 @@ class _Side:
     def of(cls, model: ir.Model, who: str) -> _Side:
         source = source_of(model)
         path = str(source.path) if source is not None else None
-        return cls(model, path, census(model), unfold(model, path or who))
+        view = unfold(model, path or who)
+        counted = census(model)
+        counted = dataclasses.replace(counted, tensors=(*counted.tensors, *view.stored))
+        return cls(model, path, counted, view)
 
     def sizes(self) -> dict[str, int | None]:
         contents = (value.const_value for value in self.census.tensors)

@@ -21,19 +21,27 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 __all__ = [
+    "CONTEXT_BOUND_KEY",
     "CONTRACTS_KEY",
     "EXACT_OUTPUTS_KEY",
+    "ContextBound",
     "IndexMode",
     "RowSelection",
+    "parse_context_bound",
     "parse_contracts",
     "parse_exact_outputs",
+    "read_context_bound",
     "read_contracts",
+    "write_context_bound",
     "write_contracts",
 ]
 
 CONTRACTS_KEY = "graphsurgery.contracts"
 EXACT_OUTPUTS_KEY = "graphsurgery.exact_outputs"
 """Metadata of a rewritten model: names of outputs that are bitwise what they were."""
+
+CONTEXT_BOUND_KEY = "graphsurgery.context_bound"
+"""Metadata of a rewritten model whose attention reads only the first slots of its caches."""
 
 IndexMode = Literal["last", "mask", "position", "runtime"]
 
@@ -166,3 +174,49 @@ def write_contracts(model: ir.Model, contracts: Iterable[RowSelection]) -> None:
         model.metadata_props[CONTRACTS_KEY] = json.dumps(entries, separators=(",", ":"))
     else:
         model.metadata_props.pop(CONTRACTS_KEY, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class ContextBound:
+    """Attention reads only the first C slots of caches of a fixed size; the feeds that are valid are so for it.
+
+    In a valid feed C is more than every slot that is in use, and each row of queries attends a key (or the graph says
+    what a row without one gives).
+
+    Attributes:
+        input: the graph input ``[C]`` whose length is the bound; None where it follows from the positions.
+        multiple: what C is rounded up to, where it follows from the positions.
+    """
+
+    input: str | None
+    multiple: int = 1
+
+
+def read_context_bound(model: ir.Model) -> ContextBound | None:
+    """The bound that an earlier pass recorded in ``model``.
+
+    Raises:
+        InputRefusedError: the metadata is not what a pass writes.
+    """
+    return parse_context_bound(model.metadata_props.get(CONTEXT_BOUND_KEY))
+
+
+def parse_context_bound(text: str | None) -> ContextBound | None:
+    """The bound in the metadata ``text`` of a model; None where there is no text.
+
+    Raises:
+        InputRefusedError: it is not what a pass writes.
+    """
+    if not text:
+        return None
+    try:
+        bound = ContextBound(**json.loads(text))
+    except (ValueError, TypeError) as error:
+        message = f"The model's metadata {CONTEXT_BOUND_KEY!r} is not what graphsurgery writes: remove it."
+        raise InputRefusedError(message) from error
+    return bound
+
+
+def write_context_bound(model: ir.Model, bound: ContextBound) -> None:
+    """Record ``bound`` in ``model``."""
+    model.metadata_props[CONTEXT_BOUND_KEY] = json.dumps(dataclasses.asdict(bound), separators=(",", ":"))

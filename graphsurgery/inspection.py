@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from graphsurgery.analysis.shapes import shapes_of
 from graphsurgery.contracts import read_contracts
-from graphsurgery.errors import UsageError
 from graphsurgery.model_io import load, source_of
 from graphsurgery.pass_base import count_nodes
 from graphsurgery.patterns.interface import find_attention_mask, find_position_ids, find_token_input
 from graphsurgery.patterns.matcher import GraphIndex
 from graphsurgery.patterns.roles import find_size_roles
-from graphsurgery.pipeline import Pipeline, provenance
+from graphsurgery.pipeline import provenance
 from graphsurgery.registry import pass_names
 from graphsurgery.site_report import SCHEMA
+from graphsurgery.trial import try_passes
 
 if TYPE_CHECKING:
     import os
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from rich.console import Console
 
+    from graphsurgery.picture.parts import Picture
     from graphsurgery.site_report import PassReport
 
 __all__ = ["Inspection", "ValueInfo", "inspect_model"]
@@ -60,6 +61,7 @@ class Inspection:
         contracts: what the file promises about its outputs.
         passes: what each pass would do with its default options.
         unusable: passes that cannot run on this model, and why.
+        picture: operators, masks and experts for a person to look at, where it was asked for.
     """
 
     path: str
@@ -78,6 +80,7 @@ class Inspection:
     contracts: tuple[dict[str, Any], ...]
     passes: tuple[PassReport, ...]
     unusable: dict[str, str]
+    picture: Picture | None = None
 
     def to_json(self) -> str:
         """The inspection as JSON text (see docs/reports.md for the schema)."""
@@ -85,6 +88,12 @@ class Inspection:
         for item in data["passes"]:
             del item["seconds"]
         return json.dumps(data, indent=2) + "\n"
+
+    def to_html(self) -> str:
+        """The inspection as one page for a person (:mod:`graphsurgery.html_report`)."""
+        from graphsurgery.html_report import inspect_page
+
+        return inspect_page(self)
 
     def render(self, console: Console, *, verbose: bool = False) -> None:
         """Print it for a person."""
@@ -134,12 +143,13 @@ class Inspection:
         console.print(sites)
 
 
-def inspect_model(path: str | os.PathLike[str], *, file: str | None = None) -> Inspection:
+def inspect_model(path: str | os.PathLike[str], *, file: str | None = None, picture: bool = False) -> Inspection:
     """Look at a model file or directory; nothing is written and no external data is read.
 
     Args:
         path: an .onnx file or a model directory.
         file: the model file in a directory.
+        picture: add operators, masks and experts for a person to look at.
 
     Raises:
         InputRefusedError: the input cannot be used.
@@ -147,18 +157,10 @@ def inspect_model(path: str | os.PathLike[str], *, file: str | None = None) -> I
     model = load(path, file=file)
     source = source_of(model)
     assert source is not None
-    passes: list[PassReport] = []
-    unusable: dict[str, str] = {}
-    for name in pass_names():
-        # Each pass is tried on a copy of its own: what it reports is then what it would do, not a guess.
-        try:
-            passes += Pipeline([name])(load(path, file=file)).passes
-        except UsageError as error:
-            unusable[name] = str(error)
     operators = GraphIndex(model).operators()
     ranked = sorted(operators.items(), key=lambda item: (-item[1], item[0]))
     tensors = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
-    return Inspection(
+    about = Inspection(
         path=str(source.path),
         ir_version=model.ir_version,
         opsets=dict(model.opset_imports),
@@ -173,9 +175,17 @@ def inspect_model(path: str | os.PathLike[str], *, file: str | None = None) -> I
         problems=tuple(problem.message for problem in source.problems),
         runs=tuple(provenance(model)),
         contracts=tuple(dataclasses.asdict(contract) for contract in read_contracts(model)),
-        passes=tuple(passes),
-        unusable=unusable,
+        passes=(),
+        unusable={},
     )
+    # Only now: what is told of the file is told of it as it was read.
+    trial = try_passes(model, pass_names(), lambda: load(path, file=file))
+    painted = None
+    if picture:
+        from graphsurgery.picture.painter import paint
+
+        painted = paint(model, trial.passes)
+    return dataclasses.replace(about, passes=trial.passes, unusable=trial.unusable, picture=painted)
 
 
 def _inputs(model: ir.Model) -> tuple[ValueInfo, ...]:

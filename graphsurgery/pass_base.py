@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import onnx_ir as ir
 from pydantic import TypeAdapter, ValidationError
 
-from graphsurgery.analysis.shapes import invalidate
+from graphsurgery.analysis.shapes import forget
 from graphsurgery.errors import UsageError
 from graphsurgery.names import Names
 from graphsurgery.patterns.matcher import all_graphs
@@ -163,7 +163,7 @@ class Pass(ir.passes.InPlacePass, abc.ABC):
 def drop_analyses(model: ir.Model) -> None:
     """Forget what passes collected of ``model``: it was edited by something other than a pass of this kind."""
     Names.forget(model)
-    invalidate(model)
+    forget(model)
     model.meta.pop(_NODES_KEY, None)
 
 

@@ -27,10 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-__all__ = ["PROVENANCE_KEY", "AnyPass", "PassCallback", "Pipeline", "provenance"]
+__all__ = ["PROVENANCE_KEY", "SORTED", "AnyPass", "PassCallback", "Pipeline", "provenance", "sort_nodes"]
 
 PROVENANCE_KEY = "graphsurgery.pipeline"
 """Metadata of the result: a JSON list of runs, each with version, passes and hash of the graph that was read."""
+
+SORTED = "The nodes of the input were not in execution order; they were sorted."
+"""The warning of a report."""
 
 AnyPass = Pass | ir.passes.PassBase
 
@@ -102,9 +105,8 @@ class Pipeline:
             InternalError: with ``check``, when a pass broke an invariant.
         """
         report = Report()
-        if not all(is_sorted(graph) for graph in _top_graphs(model)):
-            _sort(model)
-            report.warnings.append("The nodes of the input were not in execution order; they were sorted.")
+        if sort_nodes(model):
+            report.warnings.append(SORTED)
         before = set(violations(model)) if self._check else set()
         inexact: set[str] = set()
         drop_analyses(model)
@@ -187,13 +189,21 @@ def _top_graphs(model: ir.Model) -> list[ir.Graph]:
     return [model.graph, *(function.graph for function in model.functions.values())]
 
 
-def _sort(model: ir.Model) -> None:
+def sort_nodes(model: ir.Model) -> bool:
+    """Put the nodes of ``model`` in execution order; whether they were not.
+
+    Raises:
+        InputRefusedError: they form a cycle.
+    """
+    if all(is_sorted(graph) for graph in _top_graphs(model)):
+        return False
     for graph in _top_graphs(model):
         try:
             graph.sort()
         except ValueError as error:
             where = f"graph {graph.name!r}" if graph.name else "the model"
             raise InputRefusedError(f"The nodes of {where} form a cycle, so that it cannot run: {error}.") from error
+    return True
 
 
 def _spec(item: AnyPass) -> str:

@@ -25,7 +25,11 @@ ENTRY_POINT_GROUP = "graphsurgery.passes"
 _PASSES: Mapping[str, str] = {
     "prune-last-token": "graphsurgery.passes.prune_last_token:PruneLastToken",
     "bind-dims": "graphsurgery.passes.bind_dims:BindDims",
+    "bound-context": "graphsurgery.passes.bound_context:BoundContext",
     "block-attention": "graphsurgery.passes.block_attention:BlockAttention",
+    "gather-experts": "graphsurgery.passes.gather_experts:GatherExperts",
+    "extract-functions": "graphsurgery.passes.extract_functions:ExtractFunctions",
+    "inline-functions": "graphsurgery.passes.inline_functions:InlineFunctions",
     "rename-io": "graphsurgery.passes.rename_io:RenameIO",
     "strip-metadata": "graphsurgery.passes.strip_metadata:StripMetadata",
     "tidy": "graphsurgery.passes.tidy:Tidy",

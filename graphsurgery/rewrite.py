@@ -1,6 +1,8 @@
 """The one way an edit enters a graph.
 
-A :class:`Rewrite` stands for the edit of one site. It inserts nodes with telling, unique names and provenance
+A :class:`Rewrite` stands for the edit of one site. It edits the main graph, a subgraph of it, or the body of a function,
+once for all callers: there constants are nodes, since a function holds no initializers, and a value of the callers
+comes in as a further parameter. It inserts nodes with telling, unique names and provenance
 metadata, reroutes edges, changes the interface, removes what became dead, and records the boundary before and after,
 so that the region can be lifted out and checked later. What surgery inserts is valid at the model's own opset, and
 its constants are inline.
@@ -15,16 +17,25 @@ import numpy as np
 import onnx_ir as ir
 
 from graphsurgery.analysis.shapes import invalidate
+from graphsurgery.errors import UsageError
 from graphsurgery.names import Names
 from graphsurgery.site_report import Boundary
+from graphsurgery.weights.obstacles import checked
+from graphsurgery.weights.records import WEIGHT_KEY, record_of
+from graphsurgery.weights.tensors import realise
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from graphsurgery.analysis.bodies import Body
+    from graphsurgery.weights import Part
 
 __all__ = ["PASS_KEY", "SITE_KEY", "Rewrite"]
 
 PASS_KEY = "graphsurgery.pass"
 SITE_KEY = "graphsurgery.site"
+
+_WEIGHTS_KEY = "graphsurgery.made_weights"
 
 
 class Rewrite:
@@ -35,11 +46,29 @@ class Rewrite:
         pass_name: recorded in the metadata of what is inserted.
         site_id: recorded too.
         scope: prefix of the names of what is inserted (``lm_head/prune_last_token``).
+        body: the main graph or function body that is edited; the main graph where none is given.
+        graph: the graph in which nodes are inserted: ``body``'s own, or one of its subgraphs.
+
+    Attributes:
+        graph: where nodes are inserted.
     """
 
-    def __init__(self, model: ir.Model, pass_name: str, site_id: str, *, scope: str) -> None:
+    def __init__(
+        self,
+        model: ir.Model,
+        pass_name: str,
+        site_id: str,
+        *,
+        scope: str,
+        body: Body | None = None,
+        graph: ir.Graph | None = None,
+    ) -> None:
         self.model = model
-        self.graph = model.graph
+        self.body_of = body
+        self._function = body.function if body is not None else None
+        root = body.graph if body is not None else model.graph
+        self.graph = graph if graph is not None else root
+        self._root = root
         self._pass_name = pass_name
         self._site_id = site_id
         self._scope = scope
@@ -51,7 +80,16 @@ class Rewrite:
         self._in_prologue = True
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
         self._lost_users: list[ir.Value] = []
+        self._discarded: list[ir.Node] = []
         self._boundaries: list[Boundary] = []
+        self._parameters: dict[tuple[ir.Value, ...], ir.Value] = {}
+        self._read_before: list[ir.Value] = []
+        if self._function is not None:
+            # Before the walk below: a body may use nothing but a vendor's operators so far.
+            self._function.opset_imports.setdefault("", model.opset_imports.get("", 1))
+            self._read_before = [formal for formal in self._function.inputs if formal.uses()]
+        self.inserted = 0
+        """Number of nodes inserted so far, those of bodies included."""
 
     def at_site(self, site_id: str, scope: str) -> None:
         """What follows belongs to another site: of a pass whose sites share nodes."""
@@ -59,13 +97,26 @@ class Rewrite:
 
     @property
     def opset(self) -> int:
-        """Version of the default domain that the model imports."""
-        return self.model.opset_imports.get("", 1)
+        """Version of the default domain that the model, or the function that is edited, imports."""
+        return self._imports.get("", 1)
+
+    @property
+    def _imports(self) -> dict[str, int]:
+        return self.model.opset_imports if self._function is None else self._function.opset_imports
+
+    @property
+    def inputs(self) -> Sequence[ir.Value]:
+        """What is known at the start of :attr:`graph`: the inputs of the model, or the parameters of the function."""
+        return self._root.inputs
+
+    def is_parameter(self, value: ir.Value) -> bool:
+        """Whether ``value`` is a parameter of the function that is edited."""
+        return self._function is not None and any(item is value for item in self._function.inputs)
 
     # ---- where nodes go -------------------------------------------------------------------------------------------
 
     def at_start(self) -> None:
-        """Insert what follows before all nodes of the graph, behind what this rewrite has put there already."""
+        """Insert what follows before all nodes of :attr:`graph`, behind what this rewrite has put there already."""
         self._last, self._next = self._prologue_end, None
         self._in_prologue = True
 
@@ -89,7 +140,7 @@ class Rewrite:
 
     @contextlib.contextmanager
     def prologue(self) -> Iterator[None]:
-        """Insert at the start of the main graph within the block, then go on where it was before."""
+        """Insert at the start of :attr:`graph` within the block, then go on where it was before."""
         saved = (self._last, self._next, self._in_prologue, self._body)
         self._body = None
         self.at_start()
@@ -109,13 +160,14 @@ class Rewrite:
 
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
-        """Insert in the main graph, where it was, within the block: what several bodies are to read."""
+        """Insert in :attr:`graph`, where it was, within the block: what several bodies are to read."""
         saved = self._body
         self._body = None
         yield
         self._body = saved
 
     def _insert(self, node: ir.Node) -> None:
+        self.inserted += 1
         if self._body is not None:
             self._body.append(node)
             return
@@ -166,8 +218,8 @@ class Rewrite:
             The output.
         """
         hint = f"{self._scope}/{name}"
-        if domain and domain not in self.model.opset_imports:
-            self.model.opset_imports[domain] = 1
+        if domain and domain not in self._imports:
+            self._imports[domain] = self.model.opset_imports.setdefault(domain, 1)
         listed = [_attribute(key, value) for key, value in attributes.items()] if attributes else ()
         node = ir.Node(domain, op_type, inputs, listed, name=self._names.node(hint))
         output = node.outputs[0]
@@ -207,6 +259,72 @@ class Rewrite:
         self._insert(node)
         return list(node.outputs)
 
+    def add_function(self, function: ir.Function, *, first: bool = False) -> None:
+        """Add a local function; its body imports what the model imports, and every function its domain.
+
+        Args:
+            function: new; it calls functions that are there already.
+            first: other functions will call it, so that it comes before them.
+        """
+        imports = self.model.opset_imports
+        imports.setdefault(function.domain, 1)
+        functions = self.model.functions
+        others = list(functions.values()) if first else []
+        for other in others:
+            del functions[other.identifier()]
+        for item in (function, *others):
+            functions[item.identifier()] = item
+            # ONNX Runtime reads a body with the imports of the model.
+            for domain, version in imports.items():
+                item.opset_imports.setdefault(domain, version)
+
+    def emit_call(self, function: ir.Function, inputs: Sequence[ir.Value], *, name: str) -> ir.Node:
+        """Insert a call of ``function``; its outputs have no names yet.
+
+        Args:
+            function: a local function.
+            inputs: one for each of its inputs.
+            name: last part of the name of the node; the scope is not put before it.
+        """
+        outputs = len(function.outputs)
+        node = ir.Node(function.domain, function.name, inputs, num_outputs=outputs, name=self._names.node(name))
+        self._tag(node)
+        self._insert(node)
+        return node
+
+    def adopt(self, node: ir.Node) -> None:
+        """Insert a finished node at the current place; what was tagged by another pass keeps its tag."""
+        if PASS_KEY not in node.metadata_props:
+            self._tag(node)
+        self._insert(node)
+
+    def fresh_node_name(self, hint: str) -> str:
+        """A name for a node that no node has: ``hint``, or ``hint_1`` and so on."""
+        return self._names.node(hint)
+
+    def fresh_name(self, hint: str) -> str:
+        """A name for a value that no value has: ``hint``, or ``hint_1`` and so on."""
+        return self._names.value(hint)
+
+    def discard(self, nodes: Iterable[ir.Node]) -> None:
+        """Remove ``nodes`` at the next sweep; nothing but they themselves reads what they make."""
+        self._discarded += nodes
+
+    def take_over(self, old: ir.Value, new: ir.Value) -> None:
+        """Let ``new`` stand for ``old`` everywhere: users, name, type, shape and place among the outputs.
+
+        The node that makes ``old`` is to be discarded.
+        """
+        new.type, new.shape, new.doc_string = old.type, old.shape, old.doc_string
+        if old.is_graph_output():
+            self.replace_all_uses(old, new)
+        else:
+            name, old.name = old.name, None
+            new.name = name
+            new.metadata_props.update(old.metadata_props)
+            for use in list(old.uses()):
+                use.node.replace_input_with(use.idx, new)
+
     def clone(self, node: ir.Node, inputs: Sequence[ir.Value | None], *, name: str) -> ir.Value:
         """Insert a node like ``node``, which has one output, on other inputs; its shape is not declared.
 
@@ -227,12 +345,66 @@ class Rewrite:
         self._insert(copy)
         return output
 
+    def replay(
+        self,
+        node: ir.Node,
+        inputs: Sequence[ir.Value | None],
+        *,
+        name: str,
+        overrides: Mapping[str, Any] | None = None,
+        dtypes: Sequence[ir.DataType | None] | None = None,
+    ) -> list[ir.Value]:
+        """Insert a node like ``node`` on other inputs, all of its outputs included; shapes are not declared.
+
+        Args:
+            node: what is replayed.
+            inputs: what the copy reads.
+            name: last part of the name of the copy and its outputs.
+            overrides: attributes that differ, as plain Python values; None for one that is left out.
+            dtypes: element types of the outputs, where they are not those that ``node`` declares.
+        """
+        hint = f"{self._scope}/{name}"
+        changed = overrides or {}
+        attributes = [item for key, item in node.attributes.items() if key not in changed]
+        attributes += [_attribute(key, value) for key, value in changed.items() if value is not None]
+        count = len(node.outputs)
+        copy = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=count, name=self._names.node(hint))
+        for place, (made, old) in enumerate(zip(copy.outputs, node.outputs, strict=True)):
+            made.name = self._names.value(hint if count == 1 else f"{hint}.{place}")
+            made.type = old.type
+            dtype = dtypes[place] if dtypes is not None else None
+            if dtype is not None:
+                made.type = ir.TensorType(dtype)
+        copy.metadata_props.update(node.metadata_props)
+        self._tag(copy)
+        self._insert(copy)
+        return list(copy.outputs)
+
+    def emit_parts(
+        self, op_type: str, inputs: Sequence[ir.Value | None], attributes: dict[str, Any], names: Sequence[str]
+    ) -> list[ir.Value]:
+        """Insert a node with one output for each of ``names``, all of the element type of its first input."""
+        listed = [_attribute(key, value) for key, value in attributes.items()]
+        hint = f"{self._scope}/{names[0]}"
+        node = ir.Node("", op_type, inputs, listed, num_outputs=len(names), name=self._names.node(hint))
+        for value, name in zip(node.outputs, names, strict=True):
+            value.name = self._names.value(f"{self._scope}/{name}")
+            if inputs[0] is not None:
+                value.type = inputs[0].type
+        self._tag(node)
+        self._insert(node)
+        return list(node.outputs)
+
     def constant(self, array: np.ndarray | Sequence[int] | int, name: str = "const") -> ir.Value:
-        """An inline constant; integers become int64. Equal constants of one rewrite are one value."""
+        """An inline constant; integers become int64. Equal constants of one rewrite are one value.
+
+        An initializer of the main graph, or a node at the start of a function body.
+        """
         array = np.asarray(array, dtype=None if isinstance(array, np.ndarray) else np.int64)
         key = (array.dtype.str, array.shape, array.tobytes())
-        if key not in self._constants and self.model.ir_version < 4:
-            # An initializer had to be an input of the graph too, which is not ours to change.
+        if key not in self._constants and (self._function is not None or self.model.ir_version < 4):
+            # A function has no initializers; before IR version 4 one had to be an input of the graph too, which is not
+            # ours to change.
             dtype, tensor = ir.DataType.from_numpy(array.dtype), ir.tensor(array)
             with self.prologue():
                 made = self.emit("Constant", [], {"value": tensor}, name=name, dtype=dtype, shape=array.shape)
@@ -245,6 +417,71 @@ class Rewrite:
             self.model.graph.register_initializer(value)
             self._constants[key] = value
         return self._constants[key]
+
+    def weight(self, expression: Part, name: str) -> ir.Value:
+        """The initializer of the main graph that holds what ``expression`` gives; one for equal expressions of a model.
+
+        Views of a data file, and stacks of parts that lie one behind the other in it, are references to it; anything
+        else is laid out when the model is saved. What the expression is made of may then go: see :meth:`sweep`.
+
+        Args:
+            expression: over initializers of the model, see :mod:`graphsurgery.weights`.
+            name: last part of the name of the initializer, where it is a new one.
+
+        Returns:
+            The initializer; a source itself where the expression is all of it as it is.
+
+        Raises:
+            UsageError: :func:`graphsurgery.weights.obstacle` has something to say against it.
+        """
+        reason, simple = checked(expression)
+        if reason is not None:
+            raise UsageError(f"The weight {self._scope}/{name} cannot be made: {reason}")
+        if isinstance(simple, ir.Value) and simple.graph is self.model.graph:
+            return simple
+        known: dict[Part, ir.Value] = self.model.meta.setdefault(_WEIGHTS_KEY, {})
+        made = known.get(simple)
+        if made is None or made.graph is not self.model.graph:
+            unique = self._names.value(f"{self._scope}/{name}")
+            tensor = realise(simple, unique, {WEIGHT_KEY: record_of(expression)})
+            made = ir.Value(name=unique, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=tensor.shape)
+            self.model.graph.register_initializer(made)
+            known[simple] = made
+        return made
+
+    def parameter(self, values: Sequence[ir.Value], name: str) -> ir.Value:
+        """What each call of the function that is edited hands over, as a formal parameter.
+
+        Args:
+            values: for each call of the function, in order, a value that is known there.
+            name: of the parameter, where none of those that there are carries these values already.
+
+        Raises:
+            ValueError: no function is edited, or not all of its calls are known.
+        """
+        body = self.body_of
+        if body is None or body.function is None or not body.closed or len(values) != len(body.calls):
+            raise ValueError("A parameter needs a function, and one value for each of its calls.")
+        key = tuple(values)
+        if key in self._parameters:
+            return self._parameters[key]
+        for position, formal in enumerate(body.function.inputs):
+            given = [call.node.inputs[position] for call in body.calls if position < len(call.node.inputs)]
+            if len(given) == len(values) and all(old is new for old, new in zip(given, values, strict=True)):
+                self._parameters[key] = formal
+                return formal
+        position = len(body.function.inputs)
+        formal = ir.Value(name=self._names.value(f"{self._scope}/{name}"))
+        types = {call.caller.view.dtype(value) for call, value in zip(body.calls, values, strict=True)}
+        dtype = types.pop() if len(types) == 1 else None
+        if dtype is not None:
+            formal.type = ir.TensorType(dtype)
+        body.function.inputs.append(formal)
+        for call, value in zip(body.calls, values, strict=True):
+            call.node.resize_inputs(position + 1)
+            call.node.replace_input_with(position, value)
+        self._parameters[key] = formal
+        return formal
 
     def _tag(self, node: ir.Node) -> None:
         node.metadata_props[PASS_KEY] = self._pass_name
@@ -278,13 +515,16 @@ class Rewrite:
         self._lost_users.append(old)
 
     def replace_output(self, output: ir.Value, replacement: ir.Value, inner_hint: str) -> None:
-        """Let the graph output ``output`` be ``replacement``: it takes over the name; the old value gets another.
+        """Let the output ``output`` of its graph be ``replacement``: it takes over the name; the old value gets another.
 
         Users of ``output`` inside the graph keep reading the old value.
         """
         name = output.name
         assert name is not None
-        outputs = self.model.graph.outputs
+        owner = output.graph
+        assert owner is not None
+        # Of the main graph, a subgraph, or the body of a function.
+        outputs = owner.outputs
         position = next(index for index, value in enumerate(outputs) if value is output)
         output.name = self._names.value(inner_hint)
         outputs[position] = replacement
@@ -316,12 +556,48 @@ class Rewrite:
 
     def sweep(self) -> None:
         """Remove what the edit has left without users so far."""
-        remove_dead(self._lost_users)
+        # A constant may have thousands of readers among them: it is asked once whether any is left.
+        read: dict[ir.Value, None] = {}
+        by_graph: dict[ir.Graph, list[ir.Node]] = {}
+        for node in self._discarded:
+            read.update(dict.fromkeys(value for value in node.inputs if value is not None))
+            read.update(dict.fromkeys(_captured(node)))
+            for index in range(len(node.inputs)):
+                node.replace_input_with(index, None)
+            assert node.graph is not None
+            by_graph.setdefault(node.graph, []).append(node)
+        for graph, nodes in by_graph.items():
+            graph.remove(nodes)
+        self._discarded.clear()
+        gone = {value for value in read if (maker := value.producer()) is not None and maker.graph is None}
+        remove_dead([*self._lost_users, *(value for value in read if value not in gone)])
         self._lost_users.clear()
+
+    def _drop_parameters(self) -> None:
+        """Parameters that the edit left without users go, and what only they made the callers compute."""
+        body = self.body_of
+        if body is None or body.function is None or not body.closed:
+            return
+        unused = [formal for formal in self._read_before if not formal.uses() and not formal.is_graph_output()]
+        for formal in unused:
+            position = next(place for place, item in enumerate(body.function.inputs) if item is formal)
+            del body.function.inputs[position]
+            for call in body.calls:
+                node = call.node
+                kept = list(node.inputs)
+                if position >= len(kept):
+                    continue
+                lost = kept.pop(position)
+                for place, item in enumerate(kept):
+                    node.replace_input_with(place, item)
+                node.resize_inputs(len(kept))
+                if lost is not None:
+                    remove_dead([lost])
 
     def commit(self) -> tuple[Boundary, ...]:
         """Remove what the edit left without users, drop cached analyses, return the recorded boundaries."""
         self.sweep()
+        self._drop_parameters()
         invalidate(self.model)
         return tuple(self._boundaries)
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from graphsurgery.picture.parts import Picture
+
 __all__ = ["SCHEMA", "Boundary", "Detail", "PassReport", "Report", "SiteReport", "Status"]
 
 SCHEMA = 1
@@ -96,6 +98,7 @@ class Report:
         input: the file that was read, where there was one.
         output: the file that was written, where there was one.
         verification: the verifier's own report as data, where it ran.
+        picture: operators, masks and experts for a person to look at, where it was asked for.
     """
 
     passes: list[PassReport] = dataclasses.field(default_factory=list)
@@ -103,6 +106,7 @@ class Report:
     input: str | None = None
     output: str | None = None
     verification: dict[str, Any] | None = None
+    picture: Picture | None = None
 
     @property
     def changed(self) -> bool:
@@ -131,11 +135,18 @@ class Report:
             "passes": passes,
             "warnings": self.warnings,
             "verification": self.verification,
+            "picture": None if self.picture is None else dataclasses.asdict(self.picture),
         }
 
     def to_json(self, *, timings: bool = False) -> str:
         """The report as JSON text, byte-identical over reruns unless ``timings``."""
         return json.dumps(self.to_data(timings=timings), indent=2) + "\n"
+
+    def to_html(self) -> str:
+        """The report as one page for a person (:mod:`graphsurgery.html_report`), byte-identical over reruns."""
+        from graphsurgery.html_report import report_page
+
+        return report_page(self)
 
     def render(self, console: Console, *, verbose: bool = False) -> None:
         """Print the report as a table: a line for each site, then what each pass did to the number of nodes.

@@ -7,20 +7,23 @@
         {"name": "Decode", "symbols": {"batch_size": "1", "seq_len": "1", "ctx_len": "4096"}}]}
 
 Symbols are those of the model's inputs, each with a number as text, in the order of the roles batch, tokens, past,
-total, context. What a user says is sizes by role (``batch``, ``seq``, ``past``, ``total``, ``ctx``) or by symbol.
-Alphabet: B batch, S query length, P past, T = P + S keys, N slots of a fixed-size cache.
+total, context, bound. What a user says is sizes by role (``batch``, ``seq``, ``past``, ``total``, ``ctx``, ``bound``) or
+by symbol. ``bound`` is C, the slots that attention reads of a cache of a fixed size, where an input's length says it: all
+of the context where it is not told. Alphabet: B batch, S query length, P past, T = P + S keys, N slots of a fixed-size cache.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 from typing import TYPE_CHECKING
 
 from graphsurgery.analysis.dim_equations import DimSolver, Equation
-from graphsurgery.analysis.dims import Expr, free_names, symbol
+from graphsurgery.analysis.dims import Expr, evaluate, free_names, symbol
 from graphsurgery.analysis.shapes import shapes_of
+from graphsurgery.contracts import read_context_bound
 from graphsurgery.errors import UsageError
 from graphsurgery.pass_base import unknown_name
 from graphsurgery.patterns.roles import ROLES, find_size_roles
@@ -45,7 +48,9 @@ _ALIASES: Mapping[str, SizeRole] = {
     "context": "context",
 }
 _TEXT = re.compile(r"(?:(?P<name>[A-Za-z][\w-]*):)?(?P<sizes>.+)", re.DOTALL)
-_SIZE = re.compile(r"\s*(?P<what>[^=,]*[^=,\s])\s*=\s*(?P<number>\d+)\s*")
+_SIZE = re.compile(r"\s*(?P<what>[^=,]*[^=,\s])\s*=\s*(?P<numbers>\d+(?:/\d+)*)\s*")
+_BOUND = ("bound", "ccl")
+"""What C is called, beside the name of its symbol."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +79,8 @@ class Binding:
 def parse_specializations(texts: Iterable[str]) -> list[Specialization]:
     """Read ``NAME:ROLE=SIZE,...``; without a name it stands for a prefill and a decode, which has ``seq=1``.
 
+    Several sizes, ``ROLE=SIZE/SIZE``, stand for as many specialisations.
+
     Raises:
         UsageError: a text is not of that form, a size is told twice, or two have one name and sizes.
 
@@ -84,13 +91,14 @@ def parse_specializations(texts: Iterable[str]) -> list[Specialization]:
     found: list[Specialization] = []
     for text in texts:
         match = _TEXT.fullmatch(text)
-        sizes = _sizes(text, match["sizes"] if match else "")
+        listed = _sizes(text, match["sizes"] if match else "")
         name = match["name"] if match else None
         if name is not None:
-            found.append(Specialization(name[0].upper() + name[1:], sizes, text))
+            found += [Specialization(name[0].upper() + name[1:], sizes, text) for sizes in listed]
         else:
-            found.append(Specialization("Prefill", sizes, text))
-            found.append(Specialization("Decode", {**sizes, "seq": 1}, text))
+            found += [Specialization("Prefill", sizes, text) for sizes in listed]
+            once = {tuple({**sizes, "seq": 1}.items()): None for sizes in listed}
+            found += [Specialization("Decode", dict(sizes), text) for sizes in once]
     for position, item in enumerate(found):
         if any(item.name == other.name and item.sizes == other.sizes for other in found[:position]):
             raise UsageError(
@@ -99,8 +107,8 @@ def parse_specializations(texts: Iterable[str]) -> list[Specialization]:
     return found
 
 
-def _sizes(text: str, given: str) -> dict[str, int]:
-    sizes: dict[str, int] = {}
+def _sizes(text: str, given: str) -> list[dict[str, int]]:
+    sizes: dict[str, list[int]] = {}
     for part in given.split(","):
         match = _SIZE.fullmatch(part)
         if match is None:
@@ -109,14 +117,14 @@ def _sizes(text: str, given: str) -> dict[str, int]:
             )
         if match["what"] in sizes:
             raise UsageError(f"--specialize {text!r} gives {match['what']} twice; keep one.")
-        sizes[match["what"]] = int(match["number"])
-    return sizes
+        sizes[match["what"]] = [int(number) for number in match["numbers"].split("/")]
+    return [dict(zip(sizes, numbers, strict=True)) for numbers in itertools.product(*sizes.values())]
 
 
 def bind_specializations(model: ir.Model, wanted: Sequence[Specialization]) -> list[Binding]:
     """Numbers for the symbols of ``model``, for each specialisation.
 
-    A batch that is not told is 1. Of a model whose caches grow, ``ctx`` is the whole length T: what is not told of P
+    A batch that is not told is 1, and a bound that is not told the whole context. Of a model whose caches grow, ``ctx`` is the whole length T: what is not told of P
     follows from it. A symbol that is told by its own name goes before its role.
 
     Raises:
@@ -127,7 +135,20 @@ def bind_specializations(model: ir.Model, wanted: Sequence[Specialization]) -> l
     if not symbols:
         raise UsageError("--specializations: no input of the result has a symbolic size; leave it out.")
     roles = find_size_roles(model, shapes)
-    return [_bind(item, roles, symbols) for item in wanted]
+    bounds = _bounds(model, shapes)
+    return [_bind(item, roles, symbols, bounds) for item in wanted]
+
+
+def _bounds(model: ir.Model, shapes: Shapes) -> frozenset[str]:
+    """The symbols that are C: the length of an input that only tells its length."""
+    recorded = read_context_bound(model)
+    found: set[str] = set()
+    for value in model.graph.inputs:
+        shape = shapes.shape(value) or ()
+        named = re.fullmatch(r"comp_ctx_len(gth)?s?|compute_context_len(gth)?s?", value.name or "") is not None
+        if len(shape) == 1 and (named or (recorded is not None and value.name == recorded.input)):
+            found |= free_names(shape[0])
+    return frozenset(found)
 
 
 def _symbols(model: ir.Model, shapes: Shapes) -> dict[str, str]:
@@ -147,19 +168,29 @@ def _symbols(model: ir.Model, shapes: Shapes) -> dict[str, str]:
     return found
 
 
-def _bind(item: Specialization, roles: SizeRoles, symbols: Mapping[str, str]) -> Binding:
+def _bind(
+    item: Specialization, roles: SizeRoles, symbols: Mapping[str, str], bounds: frozenset[str] = frozenset()
+) -> Binding:
     solver = DimSolver()
     told = {name: number for name, number in item.sizes.items() if name in symbols}
     by_role: dict[SizeRole, int] = {}
     for name, number in item.sizes.items():
         if name in symbols:
             continue
+        if name in _BOUND and bounds:
+            told |= dict.fromkeys(bounds, number)
+            continue
         role = _ALIASES.get(name)
         if role is None:
-            raise unknown_name(f"role or symbol in --specialize {item.said!r}", name, [*_ALIASES, *symbols])
+            raise unknown_name(
+                f"role or symbol in --specialize {item.said!r}",
+                name,
+                [*_ALIASES, *(_BOUND[:1] if bounds else ()), *symbols],
+            )
         by_role[role] = number
     solver.add(Equation(symbol(name), number, f"{name}={number}") for name, number in told.items())
     _add_roles(solver, item, roles, by_role, told)
+    _add_bounds(solver, item, roles, bounds)
     left = [name for name in symbols if name not in solver.numbers]
     if left:
         listed = ", ".join(f"{name} ({symbols[name]})" for name in left)
@@ -168,6 +199,23 @@ def _bind(item: Specialization, roles: SizeRoles, symbols: Mapping[str, str]) ->
     order = {name: number for number, name in enumerate(_by_role(roles))}
     ordered = sorted(symbols, key=lambda name: order.get(name, len(order)))
     return Binding(item.name, {name: solver.numbers[name] for name in ordered})
+
+
+def _add_bounds(solver: DimSolver, item: Specialization, roles: SizeRoles, bounds: frozenset[str]) -> None:
+    """A bound that is not told is the context; one that is told is no more than that."""
+    known = (
+        evaluate(size, solver.numbers) for size in roles.sizes("context") if free_names(size) <= set(solver.numbers)
+    )
+    sizes = [size for size in known if size is not None]
+    context = max(sizes, default=None)
+    for name in sorted(bounds) if context is not None else ():
+        assert context is not None
+        bound = solver.numbers.get(name)
+        if bound is None:
+            solver.add([Equation(symbol(name), context, f"context={context}")])
+        elif not 1 <= bound <= context:
+            text = f"its bound of {bound} is not between 1 and its context of {context}"
+            raise UsageError(f"--specialize {item.said!r}: {item.name} cannot be: {text}.")
 
 
 def _by_role(roles: SizeRoles) -> list[str]:

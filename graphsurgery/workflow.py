@@ -10,7 +10,7 @@ from graphsurgery.errors import CannotCheckError, DifferenceError, NothingChange
 from graphsurgery.model_files.serialising import paused_gc
 from graphsurgery.model_io import default_output, load, save, source_of, stage
 from graphsurgery.pass_base import unknown_name
-from graphsurgery.pipeline import Pipeline
+from graphsurgery.pipeline import SORTED, Pipeline, sort_nodes
 from graphsurgery.side_files import (
     check_side_files,
     parse_request,
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from graphsurgery.equivalence.verify_report import VerifyReport
     from graphsurgery.model_io import Staged, WeightsMode
+    from graphsurgery.picture.painter import Painter
+    from graphsurgery.pipeline import PassCallback
     from graphsurgery.side_files import SideFile
     from graphsurgery.site_report import PassReport, Report
 
@@ -51,7 +53,8 @@ class ApplyRequest:
         file: the model file in a directory.
         recipe: a recipe by name, or a TOML file; or
         specs: passes as text.
-        verify: the depth at which the result is held against the input; None for not at all.
+        verify: the depth at which the result is held against the input, ``auto`` for one that fits its size; None for not
+            at all.
         dry_run: stop before anything is written.
         check: check the invariants of the model after each pass.
         force: an existing output may be replaced.
@@ -62,6 +65,7 @@ class ApplyRequest:
         seed: what the verifier's feeds are drawn from.
         specializations: write a specialisations file here; it needs
         specialize: sizes by role or symbol, ``NAME:ROLE=SIZE,...``.
+        picture: add operators, masks and experts for a person to look at to the report.
     """
 
     input: Path
@@ -80,6 +84,7 @@ class ApplyRequest:
     seed: int = 0
     specializations: Path | None = None
     specialize: tuple[str, ...] = ()
+    picture: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +118,7 @@ def apply_passes(request: ApplyRequest, watcher: Watcher | None = None) -> Apply
     """
     _check(request)
     wanted = parse_request(request.specializations, request.specialize)
-    pipeline = _pipeline(request)
+    pipeline, painter = _pipeline(request)
     beside: list[SideFile] = []
 
     def copied(done: int, total: int) -> None:
@@ -127,7 +132,12 @@ def apply_passes(request: ApplyRequest, watcher: Watcher | None = None) -> Apply
             source = source_of(model)
             assert source is not None
             target = request.output if request.output is not None else default_output(source)
+            was_sorted = painter is None or not sort_nodes(model)
+            if painter is not None:
+                painter.begin(model)
             report = pipeline(model)
+            report.warnings += [] if was_sorted else [SORTED]
+            report.picture = None if painter is None else painter.finish(report.passes)
             report.input = str(request.input)
             report.warnings += [f"Weights are incomplete: {problem.message}." for problem in source.problems]
             if request.require_change and not report.changed:
@@ -182,7 +192,8 @@ def _check(request: ApplyRequest) -> None:
         require_runtime()
 
 
-def _pipeline(request: ApplyRequest) -> Pipeline:
+def _pipeline(request: ApplyRequest) -> tuple[Pipeline, Painter | None]:
+    """The pipeline, and who makes the picture where one is asked for."""
     if bool(request.recipe) == bool(request.specs):
         raise UsageError("Give either --recipe NAME or one or more -p SPEC: what is to be done?")
     passes: Sequence[Any] = request.specs
@@ -190,10 +201,28 @@ def _pipeline(request: ApplyRequest) -> Pipeline:
         from graphsurgery.recipes import read_recipe
 
         passes = read_recipe(request.recipe).passes
-    callback = None
+    watching: list[PassCallback] = []
     if request.dump_after is not None:
-        callback = _Dump(request.dump_after)
-    return Pipeline(passes, callback=callback, check=request.check)
+        watching.append(_Dump(request.dump_after))
+    pipeline = Pipeline(passes, callback=_All(watching), check=request.check)
+    if not request.picture:
+        return pipeline, None
+    from graphsurgery.picture.painter import Painter
+
+    painter = Painter([getattr(item, "name", "") for item in pipeline.passes])
+    watching.append(painter)
+    return pipeline, painter
+
+
+class _All:
+    """Callbacks as one."""
+
+    def __init__(self, callbacks: Sequence[PassCallback]) -> None:
+        self._callbacks = callbacks
+
+    def __call__(self, position: int, model: ir.Model, report: PassReport) -> None:
+        for callback in self._callbacks:
+            callback(position, model, report)
 
 
 class _Dump:
@@ -234,9 +263,14 @@ def _as_named(found: VerifyReport, staged: Staged) -> VerifyReport:
     def named(texts: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(text.replace(str(staged.model_path), str(staged.path)) for text in texts)
 
+    regions = tuple(
+        dataclasses.replace(region, problem=named((region.problem,))[0]) if region.problem else region
+        for region in found.regions
+    )
     return dataclasses.replace(
         found,
         rewritten=str(staged.path),
+        regions=regions,
         reasons=named(found.reasons),
         warnings=named(found.warnings),
         notes=named(found.notes),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 import onnx_ir as ir
 
-from graphsurgery.analysis.shapes import Shapes, shapes_of
+from graphsurgery.analysis.shapes import shapes_of
 from graphsurgery.analysis.slices import runs_along
 from graphsurgery.editing.row_numbers import dim_name
 from graphsurgery.editing.spans import legal_blocks
@@ -26,11 +26,13 @@ from graphsurgery.rewrite import Rewrite
 from graphsurgery.site_report import Detail, PassReport, SiteReport
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from graphsurgery.analysis.dims import Dim
 
 __all__ = ["BlockAttention"]
+
+T = TypeVar("T")
 
 _LOOP_OPSET = 13
 """The first in which a Loop carries a sequence, here of the blocks that are done."""
@@ -71,7 +73,7 @@ class BlockAttention(Pass):
     name: ClassVar[str] = "block-attention"
     summary: ClassVar[str] = "split attention into query, key and head blocks; keys and values are never expanded"
     aliases: ClassVar[Mapping[str, str]] = {"num_q_blocks": "q_blocks", "num_kv_blocks": "kv_blocks"}
-    after: ClassVar[frozenset[str]] = frozenset({"prune-last-token", "bind-dims"})
+    after: ClassVar[frozenset[str]] = frozenset({"prune-last-token", "bind-dims", "bound-context"})
 
     q_blocks: int = 1
     q_block_size: int | None = None
@@ -123,18 +125,14 @@ class BlockAttention(Pass):
 
     def find(self, model: ir.Model) -> Sequence[Site]:
         """See :meth:`Pass.find`."""
-        shapes = shapes_of(model)
-        found = find_attentions(model, shapes, GraphIndex(model))
-        return [
-            self._usable(site, model) if isinstance(site, AttentionSite) else self._fused(site, shapes)
-            for site in found
-        ]
+        found = find_attentions(model, shapes_of(model), GraphIndex(model))
+        return [self._usable(site) if isinstance(site, AttentionSite) else self._fused(site) for site in found]
 
-    def _fused(self, site: FusedAttention | Refusal, shapes: Shapes) -> Site:
+    def _fused(self, site: FusedAttention | Refusal) -> Site:
         """The site where it is to be written out and blocked, else a refusal."""
         if isinstance(site, Refusal):
             return site
-        reason = why_not_unfused(site, shapes)
+        reason = why_not_unfused(site)
         if reason is None and not self._blocks_wanted():
             reason = f"node {site.node.name!r} is one operator, and no blocks are asked for"
         if reason is None:
@@ -146,11 +144,11 @@ class BlockAttention(Pass):
         counts = self.q_blocks * self.kv_blocks * self.head_blocks * self.headpar_split
         return counts > 1 or any(sizes) or self.memory_budget is not None
 
-    def _usable(self, site: AttentionSite, model: ir.Model) -> Site:
+    def _usable(self, site: AttentionSite) -> Site:
         """The site, or a refusal where an option cannot be honoured for it."""
         if self.memory_budget is not None:
-            return self._within_budget(site).usable(site, model)
-        return self.usable(site, model)
+            return self._within_budget(site).usable(site)
+        return self.usable(site)
 
     def _within_budget(self, site: AttentionSite) -> BlockAttention:
         """The pass with the block sizes that keep ``site`` within the budget; itself where there is none."""
@@ -161,10 +159,10 @@ class BlockAttention(Pass):
             self, memory_budget=None, q_block_size=sizes.rows, kv_block_size=sizes.columns, lowering="auto"
         )
 
-    def usable(self, site: AttentionSite, model: ir.Model) -> Site:
+    def usable(self, site: AttentionSite) -> Site:
         """The site, or a refusal where a block option cannot be honoured for it."""
-        opset = model.opset_imports.get("", 1)
-        site_rank = shapes_of(model).shape(site.product.outputs[0]) or ()
+        opset, view = site.body.opset, site.body.view
+        site_rank = view.shape(site.product.outputs[0]) or ()
         plan_needs = _LOOP_OPSET if self._loops(site.length) else 11
         reason = None
         if self.site_done(site):
@@ -175,7 +173,7 @@ class BlockAttention(Pass):
             reason = "batch and heads are on one axis, and the number of heads or features is not known"
         elif opset < plan_needs:
             reason = f"the model imports opset {opset}; blocks need {plan_needs}: convert it first"
-        elif (unclear := unclear_operand(site, shapes_of(model))) is not None:
+        elif (unclear := unclear_operand(site, view)) is not None:
             reason = f"an operand of its chain cannot be cut to blocks: {unclear}"
         elif self._key_blocks_wanted() and (why := keys_blockable(site)) is not None:
             reason = f"its keys cannot be blocked: {why}"
@@ -206,43 +204,54 @@ class BlockAttention(Pass):
         self, model: ir.Model, sites: Sequence[AttentionSite | FusedAttention], report: PassReport
     ) -> frozenset[str]:
         """See :meth:`Pass.rewrite`."""
-        written_out = self._written_out(model, sites)
-        shapes = shapes_of(model)
-        plans = [(site, *self._within_budget(site).plan(site, shapes, model)) for site in written_out]
-        rewrite = Rewrite(model, self.name, sites[0].id, scope="block_attention")
-        writer = BlockWriter(rewrite, shapes)
+        plans = [(site, *self._within_budget(site).plan(site)) for site in self._written_out(model, sites)]
+        for places in _by_graph(plans, lambda item: item[0]):
+            self._rewrite_graph(model, places, report)
+        return frozenset(value.name or "" for value in model.graph.outputs)
+
+    def _rewrite_graph(
+        self, model: ir.Model, plans: Sequence[tuple[AttentionSite, BlockPlan, str]], report: PassReport
+    ) -> None:
+        """Rewrite the sites of one graph."""
+        first = plans[0][0]
+        view = first.body.view
+        rewrite = Rewrite(model, self.name, first.id, scope="block_attention", body=first.body, graph=first.graph)
+        writer = BlockWriter(rewrite, view)
         for site, plan, _ in plans:
             rewrite.at_site(site.id, _scope(site))
             old, new = writer.write(site, plan)
             inputs = [site.query, site.key.base, site.value.base]
             before, after = old.name or "", new.name or ""
-            sizes = shapes.shape(old)
-            if new.shape is None and sizes is not None:
+            sizes = view.shape(old)
+            if new.shape is None and sizes is not None and first.body.function is None:
                 new.shape = ir.Shape([dim_name(size) for size in sizes])
             rewrite.replace_all_uses(old, new)
-            rewrite.record(inputs, [before], inputs, [after])
+            function = first.body.function
+            rewrite.record(inputs, [before], inputs, [after], "main" if function is None else function.name)
         boundaries = rewrite.commit()
+        where = "" if first.body.function is None else f"; {first.body.where}"
         for (site, plan, note), boundary in zip(plans, boundaries, strict=True):
             finished = writer.finished(site)
             detail = self._detail(site, plan, finished)
             if self.memory_budget is not None:
                 detail["predicted_bytes"] = Budget.read(self.memory_budget, self.assume).blocks(site).predicted
-            reason = _what(site, plan) + note + (f"; mask {finished[0]!r} is sliced as a whole" if finished else "")
+            whole = f"; mask {finished[0]!r} is sliced as a whole" if finished else ""
+            reason = _what(site, plan) + where + note + whole
             report.sites.append(SiteReport(site.id, site.kinds, site.layer, "rewritten", reason, detail, (boundary,)))
-        return frozenset(value.name or "" for value in model.graph.outputs)
 
     def _written_out(self, model: ir.Model, sites: Sequence[AttentionSite | FusedAttention]) -> list[AttentionSite]:
         """The sites with fused operators written out, found again by their value products."""
         fused = {site.id: site for site in sites if isinstance(site, FusedAttention)}
         if not fused:
             return [site for site in sites if isinstance(site, AttentionSite)]
-        rewrite = Rewrite(model, self.name, next(iter(fused)), scope="attention")
         products: dict[ir.Node, FusedAttention] = {}
-        view = shapes_of(model)
-        for site in fused.values():
-            rewrite.at_site(site.id, f"{_scope(site).removesuffix('/block_attention')}/written_out")
-            products[unfuse(rewrite, site, view)] = site
-        rewrite.commit()
+        for group in _by_graph(fused.values(), lambda item: item):
+            body, graph = group[0].body, group[0].graph
+            rewrite = Rewrite(model, self.name, group[0].id, scope="attention", body=body, graph=graph)
+            for site in group:
+                rewrite.at_site(site.id, f"{_scope(site).removesuffix('/block_attention')}/written_out")
+                products[unfuse(rewrite, site)] = site
+            rewrite.commit()
         found = {
             site.product: site
             for site in find_attentions(model, shapes_of(model), GraphIndex(model))
@@ -259,7 +268,7 @@ class BlockAttention(Pass):
             again[site.id] if site.id in again else dataclasses.replace(kept[site.id], id=site.id) for site in sites
         ]
 
-    def plan(self, site: AttentionSite, shapes: Shapes, model: ir.Model) -> tuple[BlockPlan, str]:
+    def plan(self, site: AttentionSite) -> tuple[BlockPlan, str]:
         """How the site is divided, and a note on what could not be had."""
         q_blocks, q_size = _count(self.q_blocks, self.q_block_size, site.length, self._loops(site.length))
         kv_blocks, kv_size = _count(self.kv_blocks, self.kv_block_size, site.total, self._loops_keys(site.total))
@@ -269,7 +278,7 @@ class BlockAttention(Pass):
         several = q_blocks > 1 or q_size is not None
         skip = ("trim" if several else "none") if self.skip == "auto" else self.skip
         if skip != "none":
-            mask, why = self._mask(site, shapes, model, skip)
+            mask, why = self._mask(site, skip)
             note = f"; no key is left out: {why}" if why else ""
         min_rows = self.min_rows if self.min_rows != "auto" else (q_size or 0)
         plan = BlockPlan(
@@ -286,18 +295,18 @@ class BlockAttention(Pass):
         )
         return plan, note
 
-    def _mask(self, site: AttentionSite, shapes: Shapes, model: ir.Model, skip: str) -> tuple[Mask | None, str]:
+    def _mask(self, site: AttentionSite, skip: str) -> tuple[Mask | None, str]:
         """The mask by which keys may be left out, or why they may not."""
         if skip == "trim" and self.q_blocks == 1 and self.q_block_size is None:
             return None, "there is one query block, which needs what the whole needs"
         if skip in ("if", "where") and self.kv_blocks == 1 and self.kv_block_size is None:
             return None, f"skip={skip} passes over key blocks, and there is one"
-        if model.opset_imports.get("", 1) < _TRIM_OPSET:
+        if site.body.opset < _TRIM_OPSET:
             return None, f"finding the last needed key takes opset {_TRIM_OPSET}"
         wide = [
             value
             for value in chain_operands(site)
-            if (size := shapes.dim(value, -1)) is not None and runs_along(size, site.total)
+            if (size := site.body.view.dim(value, -1)) is not None and runs_along(size, site.total)
         ]
         found = find_mask(site, wide)
         return (None, found) if isinstance(found, str) else (found, "")
@@ -317,6 +326,14 @@ class BlockAttention(Pass):
             "key_heads": str(site.key.heads),
             "sliced_masks": list(finished),
         }
+
+
+def _by_graph(items: Iterable[T], site_of: Callable[[T], AttentionSite | FusedAttention]) -> list[list[T]]:
+    """The items by the graph that holds their sites: what is made in one cannot be read in another."""
+    groups: dict[ir.Graph, list[T]] = {}
+    for item in items:
+        groups.setdefault(site_of(item).graph, []).append(item)
+    return list(groups.values())
 
 
 def _count(count: int, size: int | None, length: Dim, loops: bool) -> tuple[int, int | None]:

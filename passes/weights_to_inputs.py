@@ -18,6 +18,7 @@ from graphsurgery.pass_base import Pass
 from graphsurgery.patterns.site import Refusal, Site
 from graphsurgery.site_report import SiteReport
 from graphsurgery.weight_spec import WeightEntry, read_weights, safetensors_keys, write_weights
+from graphsurgery.weights import WeightTensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,6 +78,7 @@ class WeightsToInputs(Pass):
         """See :meth:`Pass.find`."""
         by_file: dict[str, list[tuple[int, ir.Value]]] = {}
         inline: list[ir.Value] = []
+        made: list[ir.Value] = []
         for position, value in enumerate(model.graph.initializers.values()):
             tensor = value.const_value
             if tensor is None or tensor.dtype == ir.DataType.STRING or tensor.nbytes < self.min_bytes:
@@ -85,15 +87,17 @@ class WeightsToInputs(Pass):
                 continue
             if isinstance(tensor, ir.ExternalTensor):
                 by_file.setdefault(str(tensor.location), []).append((position, value))
+            elif isinstance(tensor, WeightTensor):
+                made.append(value)
             elif tensor.dtype not in _INDEX_TYPES and tensor.nbytes >= LARGE_TENSOR_BYTES:
                 inline.append(value)
-        if self.names and not by_file and not inline:
+        if self.names and not by_file and not inline and not made:
             raise UsageError(f"Option names of pass {self.name}: no weight is called {' or '.join(self.names)}.")
         found: list[Site] = [
             _Weights(id=f"weights:{file}", kinds=("weights",), file=file, values=tuple(values))
             for file, values in by_file.items()
         ]
-        return [*found, *_inline_refusal(inline), *self._nested_refusal(model)]
+        return [*found, *_made_refusal(made), *_inline_refusal(inline), *self._nested_refusal(model)]
 
     def _wants(self, value: ir.Value) -> bool:
         return not self.names or any(fnmatch.fnmatchcase(value.name or "", pattern) for pattern in self.names)
@@ -154,6 +158,21 @@ class WeightsToInputs(Pass):
                 entry = dataclasses.replace(entry, sha256=entry.digest(directory))
             entries.append(entry)
         return entries
+
+
+def _made_refusal(values: list[ir.Value]) -> list[Refusal]:
+    if not values:
+        return []
+    what = (
+        f"{len(values)} weights, the first {values[0].name!r}, are"
+        if len(values) > 1
+        else f"weight {values[0].name!r} is"
+    )
+    reason = (
+        f"{what} laid out when the model is saved, so that no file can be named yet: save the model and run this pass on "
+        "the result"
+    )
+    return [Refusal(id="weights:made", kinds=("weights",), reason=reason)]
 
 
 def _inline_refusal(values: list[ir.Value]) -> list[Refusal]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -22,7 +23,9 @@ from graphsurgery.equivalence.verify_report import VerifyReport
 from graphsurgery.inspection import inspect_model
 from graphsurgery.invariants import violations
 from graphsurgery.listing import describe_passes, describe_recipe
+from graphsurgery.picture.expert_loads import expert_pictures
 from graphsurgery.pipeline import Pipeline
+from graphsurgery.site_report import PassReport, SiteReport
 from graphsurgery.workflow import ApplyRequest, apply_passes
 from tests.small_models import op_types, parse
 
@@ -52,8 +55,12 @@ def documents(tmp_path_factory) -> dict[str, Any]:
     directory = tmp_path_factory.mktemp("documents")
     fixtures = ROOT / "fixtures"
     model = Path(shutil.copy(fixtures / "optimum_llama" / "model.onnx", directory / "model.onnx"))
-    result = apply_passes(ApplyRequest(input=model, specs=("prune-last-token{index=mask}",), verify="outputs"))
+    specs = ("prune-last-token{index=mask}", "block-attention{q_blocks=2}")
+    result = apply_passes(ApplyRequest(input=model, specs=specs, verify="outputs", picture=True))
     assert result.output is not None
+    # No expert block in this model: the report of one is made up.
+    block = SiteReport("experts:0", ("experts",), 0, "rewritten", "", {"experts": 8, "top_k": 2})
+    experts = expert_pictures([PassReport("gather-experts", "gather-experts", [block])])
     left_out = verify_models(fixtures / "genai_llama" / "model.onnx", fixtures / "genai_llama" / "model.onnx")
     # Models whose tokens differ are hard to come by: the report of such a run is made up.
     two = TopTwo(1, 2.0, 3, 1.0, 1.0)
@@ -67,8 +74,11 @@ def documents(tmp_path_factory) -> dict[str, Any]:
     ).to_json()
     verify = json.loads(left_out.dumps())
     verify |= {key: decoded[key] for key in ("prompts", "token_differences")}
+    applied = json.loads(result.report.to_json())
+    picture = applied["picture"] | {"experts": [json.loads(json.dumps(dataclasses.asdict(item))) for item in experts]}
     return {
-        "apply": json.loads(result.report.to_json()),
+        "picture": picture,
+        "apply": applied,
         "inspect": json.loads(inspect_model(result.output).to_json()),
         "verify": verify,
         "passes": json.loads(json.dumps(describe_passes())),
@@ -97,6 +107,15 @@ def test_every_object_is_documented():
         "inspect.inputs",
         "inspect.runs",
         "inspect.contracts",
+        "picture",
+        "picture.operators",
+        "picture.layers",
+        "picture.attention",
+        "picture.attention.sample",
+        "picture.attention.division",
+        "picture.attention.division.blocks",
+        "picture.experts",
+        "picture.experts.loads",
         "verify",
         "verify.outputs",
         "verify.feeds",
@@ -169,7 +188,7 @@ def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == "equal\n"
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/reports.md"])
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/reports.md", "docs/reading-reports.md"])
 def test_links_lead_somewhere(document):
     path = ROOT / document
     for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8")):

@@ -9,6 +9,7 @@ import pytest
 
 from graphsurgery.errors import UsageError
 from graphsurgery.model_io import load
+from graphsurgery.pipeline import Pipeline
 from graphsurgery.specializations import bind_specializations, parse_specializations, specializations_text
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -157,3 +158,36 @@ def test_the_file():
         ]
     }
     assert text.endswith("}\n")
+
+
+def test_bounds_of_each_phase_and_the_whole_context_where_none_is_told():
+    model = load(CASES / "a08_static_cache_scatter_ctx16.onnx")
+    Pipeline(["bound-context"])(model)
+    wanted = parse_specializations(
+        ["prefill:seq=4", "decode:seq=1,bound=4/8/16", "decode:seq=1,batch=2,comp_ctx_lengths=6"]
+    )
+    assert [(item.name, dict(item.symbols)) for item in bind_specializations(model, wanted)] == [
+        ("Prefill", {"batch_size": 1, "seq_len": 4, "comp_ctx_lengths": 16}),
+        ("Decode", {"batch_size": 1, "seq_len": 1, "comp_ctx_lengths": 4}),
+        ("Decode", {"batch_size": 1, "seq_len": 1, "comp_ctx_lengths": 8}),
+        ("Decode", {"batch_size": 1, "seq_len": 1, "comp_ctx_lengths": 16}),
+        ("Decode", {"batch_size": 2, "seq_len": 1, "comp_ctx_lengths": 6}),
+    ]
+    both = bind_specializations(model, parse_specializations(["seq=4/8,ccl=8"]))
+    assert [(item.name, item.symbols["seq_len"], item.symbols["comp_ctx_lengths"]) for item in both] == [
+        ("Prefill", 4, 8),
+        ("Prefill", 8, 8),
+        ("Decode", 1, 8),
+    ]
+    with pytest.raises(UsageError) as caught:
+        bind_specializations(model, parse_specializations(["decode:seq=1,bound=32"]))
+    assert str(caught.value) == (
+        "--specialize 'decode:seq=1,bound=32': Decode cannot be: its bound of 32 is not between 1 and its context of 16."
+    )
+
+
+def test_a_bound_without_an_input_for_it():
+    with pytest.raises(UsageError, match="Unknown role or symbol in --specialize 'decode:bound=4': 'bound'"):
+        bind_specializations(
+            load(CASES / "a08_static_cache_scatter_ctx16.onnx"), parse_specializations(["decode:bound=4"])
+        )

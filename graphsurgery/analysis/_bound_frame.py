@@ -46,10 +46,13 @@ class BoundFrame(Frame):
         super().__init__(*arguments)
         self._computed: dict[ir.Value, np.ndarray[Any, Any]] = {}
 
-    def _record(self, node: ir.Node, found: Facts) -> None:
-        super()._record(node, found)
-        if len(node.outputs) != 1 or not is_computed(node):
-            return
+    def _record(self, node: ir.Node, found: Facts) -> bool:
+        inferred = super()._record(node, found)
+        if len(node.outputs) == 1 and is_computed(node):
+            self._compute(node)
+        return inferred
+
+    def _compute(self, node: ir.Node) -> None:
         output = node.outputs[0]
         fact = self.facts[output]
         shape = static_shape(fact.shape)

@@ -43,6 +43,11 @@ INTEGERS = frozenset(
     }
 )
 
+# Attributes that hold a body: what is inside is walked anew each time, as that of a function is.
+_BODIES = frozenset({"body", "then_branch", "else_branch"})
+
+_NOBODY = (None, None)
+
 _FunctionId: TypeAlias = tuple[str, str, str]
 _MemoKey: TypeAlias = tuple[_FunctionId, tuple[Fact, ...], tuple[tuple[str, str], ...]]
 
@@ -90,13 +95,13 @@ def _applied(rule: Rule, call: Call) -> Facts:
 class Session:
     """What all frames of one model share."""
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, unknowns: int = 0) -> None:
         self.model = model
         self.overridable = model.ir_version is None or model.ir_version >= 4
         self.body_nodes = 0
         self.open_functions: set[_FunctionId] = set()
         self.memo: dict[_MemoKey, Frame] = {}
-        self._unknowns = 0
+        self._unknowns = unknowns
         self._sizes: dict[str, Dim | None] = {}
         self._positive = _never_empty(model.graph.inputs)
 
@@ -135,24 +140,62 @@ def _never_empty(inputs: Iterable[ir.Value]) -> dict[str, Dim]:
 
 
 class Frame:
-    """Facts of the values of one graph with its subgraphs, or of one function body in one context."""
+    """Facts of the values of one graph with its subgraphs, or of one function body in one context.
 
-    def __init__(self, session: Session, opsets: Mapping[str, int], attributes: Mapping[str, ir.Attr] | None) -> None:
+    A frame may take over from an ``earlier`` one of the same graph: a node that reads what it read then, with the same
+    facts, gives what it gave then. Attributes are taken to be as they were: an edit replaces a node, it does not change one.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        opsets: Mapping[str, int],
+        attributes: Mapping[str, ir.Attr] | None,
+        unsure: frozenset[str] = frozenset(),
+        earlier: Frame | None = None,
+    ) -> None:
+        """Make a frame without facts.
+
+        Args:
+            session: what all frames of the model share.
+            opsets: imports that apply.
+            attributes: of the call; None for the main graph.
+            unsure: names of attributes that calls differ in: a node that refers to one is not looked at.
+            earlier: the frame of the same graph before an edit.
+        """
         self.session = session
         self.facts: dict[ir.Value, Fact] = {}
         self.calls: dict[ir.Node, Frame] = {}
+        self.renewed = 0
+        self._earlier = earlier
+        # What each node read, for nodes whose facts rest on that alone.
+        self.read: dict[ir.Node, Sequence[ir.Value | None]] = {}
+        # What graph inputs and initializers said when they were first asked, and the tensor that said it.
+        self.sources: dict[ir.Value, tuple[Fact, ir.TensorProtocol | None]] = {}
         self.fresh = session.fresh
         self._opsets = {_domain(domain): version for domain, version in opsets.items()}
         self._attributes = attributes
+        self._unsure = unsure
+
+    @property
+    def attributes(self) -> Mapping[str, ir.Attr]:
+        """The attributes of the call."""
+        return self._attributes or {}
 
     def walk(self, nodes: Iterable[ir.Node]) -> None:
         """Find the facts of every output of ``nodes``."""
         facts = self.facts
         functions = self.session.model.functions
+        earlier = self._earlier
         for node in producers_first(nodes):
             inputs = [NOTHING if value is None else facts.get(value) or self.fact(value) for value in node.inputs]
-            if functions and node.op_identifier() in functions:
-                found: Facts = self._call_function(node, inputs)
+            if earlier is not None and self._renew(node, inputs, earlier):
+                continue
+            called = bool(functions) and node.op_identifier() in functions
+            if self._unsure and any(item.ref_attr_name in self._unsure for item in node.attributes.values()):
+                found: Facts = None
+            elif called:
+                found = self._call_function(node, inputs)
             else:
                 domain = _domain(node.domain)
                 rule = RULES.get((domain, node.op_type))
@@ -160,15 +203,46 @@ class Frame:
                 if rule is not None:
                     version = node.version or self._opsets.get(domain, 1)
                     found = _applied(rule, Call(node, inputs, self._resolved(node), version, self))
-            self._record(node, found)
+            if self._record(node, found) and not called and not node.attributes.data.keys() & _BODIES:
+                self.read[node] = node.inputs
+
+    def forget_earlier(self) -> None:
+        """Let go of the frame that this one took over from: the walk is done."""
+        self._earlier = None
+
+    def _renew(self, node: ir.Node, inputs: list[Fact], earlier: Frame) -> bool:
+        """Whether ``node`` stands as it stood in ``earlier``, so that its facts could be taken over."""
+        if earlier.read.get(node) != node.inputs:
+            return False
+        for value, fact in zip(node.inputs, inputs, strict=True):
+            # What was learned of a value after it was read is known from the start this time, and tells nothing new.
+            if value is not None and earlier.facts[value] is not fact:
+                return False
+        for value in node.outputs:
+            self.facts[value] = earlier.facts[value]
+        self.read[node] = node.inputs
+        self.renewed += 1
+        return True
 
     def fact(self, value: ir.Value) -> Fact:
         """What is known of ``value``; graph inputs and initializers are looked at when first asked for."""
         known = self.facts.get(value)
         if known is None:
-            known = self._source(value)
-            self.facts[value] = known
+            known = self.facts[value] = self._renewed_source(value, self._earlier)
         return known
+
+    def _renewed_source(self, value: ir.Value, earlier: Frame | None) -> Fact:
+        constant = value.const_value if value.is_initializer() and not value.is_graph_input() else None
+        if earlier is not None and constant is not None and earlier.sources.get(value, _NOBODY)[1] is constant:
+            self.sources[value] = earlier.sources[value]
+            return earlier.facts[value]
+        source = self._source(value)
+        if earlier is not None and earlier.sources.get(value, _NOBODY)[0] == source:
+            source = earlier.sources[value][0]
+            self.sources[value] = (source, constant)
+            return earlier.facts[value]
+        self.sources[value] = (source, constant)
+        return source
 
     def contents(self, value: ir.Value) -> ShapeValue | None:
         """Contents of ``value``; a small integer scalar or list that nobody knows gets fresh unknowns, once."""
@@ -214,11 +288,16 @@ class Frame:
         parsed = self.session.size(size.value or "")
         return self.fresh() if parsed is None else parsed
 
-    def _record(self, node: ir.Node, found: Facts) -> None:
+    def _record(self, node: ir.Node, found: Facts) -> bool:
+        """Record what was found of the outputs of ``node``; whether nothing that the file declares of them was used."""
         listed: Sequence[Fact] = () if found is None else (found,) if isinstance(found, Fact) else found
+        inferred = True
         for position, value in enumerate(node.outputs):
             fact = listed[position] if position < len(listed) else NOTHING
-            self.facts[value] = self._source(value) if fact is NOTHING else self._settled(fact, value)
+            settled = self._source(value) if fact is NOTHING else self._settled(fact, value)
+            inferred = inferred and settled is fact
+            self.facts[value] = settled
+        return inferred
 
     def _settled(self, fact: Fact, value: ir.Value) -> Fact:
         """``fact`` without what is unwieldy, and with what the file says of ``value`` where it knows nothing."""

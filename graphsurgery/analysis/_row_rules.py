@@ -55,6 +55,15 @@ def _first(node: ir.Node, output: int, rows: RowAxis, context: Context) -> Lift 
     return Lift({0: rows})
 
 
+def _experts(node: ir.Node, output: int, rows: RowAxis, context: Context) -> Lift | Blocked:
+    """MoE and QMoE: tokens ``[T, H]`` or ``[B, S, H]``, and the router's scores ``[T, E]``."""
+    scores = input_at(node, 1)
+    if scores is None or context.shape(scores) is None:
+        return Blocked(f"the shape of the scores that {named(node)} reads is not known")
+    flat = len(output_shape(node, output, context)) == 3
+    return Lift({0: rows, 1: RowAxis(0, flat=True) if flat else rows})
+
+
 def _quantized_binary(node: ir.Node, output: int, rows: RowAxis, context: Context) -> Lift | Blocked:
     """QLinearAdd and QLinearMul: a scale and a zero point behind each operand and the result."""
     shape = output_shape(node, output, context)
@@ -196,6 +205,7 @@ _RULES: dict[tuple[str, str], Rule] = {
         _CONTRIB, "SimplifiedLayerNormalization SkipSimplifiedLayerNormalization SkipLayerNormalization", _normalize
     ),
     **_table(_CONTRIB, "FusedMatMul", products.fused_matmul),
+    **_table(_CONTRIB, "MoE QMoE", _experts),
     **_table(_CONTRIB, "FusedGemm", products.gemm),
     **_table(_CONTRIB, "QGemm", products.quantized_gemm),
     **_table(_CONTRIB, "MatMulNBits MatMulBnb4 MatMulFpQ4", products.packed_weight),

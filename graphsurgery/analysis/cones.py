@@ -18,6 +18,7 @@ from graphsurgery.analysis.slices import Blocked, Lift, Patch, RowAxis, lift
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from graphsurgery.analysis.row_blocks import RowBlock
     from graphsurgery.analysis.shapes import ShapeView
 
 __all__ = ["Cone", "Edge", "Into", "Lifter", "climb", "join", "outside_readers", "size_readers"]
@@ -46,6 +47,7 @@ class Cone:
         patches: shape operands that must change.
         contractions: the matrix products in the cone.
         stops: why the climb stopped below a value of the frontier, where the node above could not be lifted.
+        blocks: parts that compute fewer rows as a whole.
     """
 
     roots: tuple[ir.Value, ...]
@@ -56,6 +58,7 @@ class Cone:
     patches: tuple[tuple[ir.Node, Patch], ...]
     contractions: tuple[ir.Node, ...]
     stops: dict[ir.Value, str]
+    blocks: tuple[RowBlock, ...] = ()
 
 
 Into: TypeAlias = "Callable[[Edge, Lift], bool]"
@@ -217,6 +220,7 @@ def join(cones: Iterable[Cone]) -> Cone | Blocked:
         tuple(dict.fromkeys(patch for part in parts for patch in part.patches)),
         tuple(dict.fromkeys(node for part in parts for node in part.contractions)),
         {value: reason for part in parts for value, reason in part.stops.items()},
+        tuple(dict.fromkeys(block for part in parts for block in part.blocks)),
     )
 
 
@@ -272,8 +276,12 @@ def _branch_outputs(nodes: Iterable[ir.Node]) -> set[ir.Value]:
 
 
 def size_readers(cone: Cone) -> Iterator[tuple[ir.Node, ir.Value, RowAxis]]:
-    """The Shape nodes that read a value of ``cone``, with the value and where it carries the rows."""
+    """The Shape nodes that read a value of ``cone``, with the value and where it carries the rows.
+
+    Those inside a block are to see the rows that are left.
+    """
+    inside = {node for block in cone.blocks for node in block.nodes}
     for value, rows in cone.values.items():
         for use in value.uses():
-            if is_size(use.node):
+            if is_size(use.node) and use.node not in inside:
                 yield use.node, value, rows

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from graphsurgery.analysis._row_sizes import is_size
 from graphsurgery.analysis.cones import Cone, Edge
@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 
     import onnx_ir as ir
 
+    from graphsurgery.analysis.row_blocks import RowBlock
     from graphsurgery.analysis.shapes import ShapeView
 
-__all__ = ["deepen"]
+__all__ = ["Admit", "deepen"]
+
+Admit: TypeAlias = "Callable[[list[ir.Value], list[tuple[ir.Value, RowAxis]], RowAxis], bool]"
 
 _HOLDERS = frozenset({"If", "Loop", "Scan"})
 
@@ -33,7 +36,8 @@ def deepen(
     view: ShapeView,
     model: ir.Model,
     order: Mapping[ir.Node, int],
-    admit: Callable[[ir.Node, Lift, RowAxis], bool],
+    admit: Admit,
+    blocks: Mapping[ir.Node, RowBlock | Blocked] | None = None,
 ) -> Cone:
     """Extend ``cone`` upwards as far as its nodes are read by nothing else.
 
@@ -42,13 +46,14 @@ def deepen(
         view: shapes.
         model: looked up for function bodies.
         order: execution order of the nodes of the main graph.
-        admit: asked for each node that could join, with what it needs and where its result carries the rows; where it
-            says no, the climb stops below that node.
+        admit: asked for each node that could join, with its results, what it needs of which values, and where the
+            result carries the rows; where it says no, the climb stops below that node.
+        blocks: parts that join as a whole, or why they cannot, by the node that makes their result.
 
     Returns:
         The larger cone, with a reason in ``stops`` for each value at which it ended.
     """
-    return _Deepening(cone, view, model, order, admit).run()
+    return _Deepening(cone, view, model, order, admit, blocks or {}).run()
 
 
 class _Deepening:
@@ -58,9 +63,12 @@ class _Deepening:
         view: ShapeView,
         model: ir.Model,
         order: Mapping[ir.Node, int],
-        admit: Callable[[ir.Node, Lift, RowAxis], bool],
+        admit: Admit,
+        blocks: Mapping[ir.Node, RowBlock | Blocked],
     ) -> None:
         self._cone, self._view, self._model, self._order, self._admit = cone, view, model, order, admit
+        self._known_blocks = blocks
+        self._blocks = dict.fromkeys(cone.blocks)
         self._values = dict(cone.values)
         self._nodes = dict.fromkeys(cone.nodes)
         self._edges = set(cone.edges)
@@ -96,6 +104,7 @@ class _Deepening:
             patches=tuple(self._patches),
             contractions=tuple(self._contractions),
             stops=self._stops,
+            blocks=tuple(self._blocks),
         )
 
     def _want(self, edge: Edge) -> None:
@@ -113,26 +122,61 @@ class _Deepening:
         named = f"node {node.name!r}" if node.name else f"a {node.op_type} node"
         if node.graph is not self._model.graph or (node.op_type in _HOLDERS and not node.domain):
             return f"{named} holds a graph of its own"
+        block = self._known_blocks.get(node)
+        if block is not None:
+            return block.reason if isinstance(block, Blocked) else self._join_block(block)
         lifts: list[tuple[ir.Value, RowAxis, Lift]] = []
         for value in node.outputs:
             reader = self._other_reader(value)
             if reader is not None:
                 return f"every row of {value.name!r} is needed by {reader}"
-            edges = self._wanted.get(value)
-            if edges is None:
+            rows = self._layout(value)
+            if rows is None:
                 continue
-            layouts = {edge.rows for edge in edges.values()}
-            if len(layouts) > 1:
-                return f"{value.name!r} is needed in two layouts"
-            rows = next(iter(layouts))
+            if isinstance(rows, str):
+                return rows
             lifted = lift(node, value.index() or 0, rows, self._view, self._model)
             if isinstance(lifted, Blocked):
                 return lifted.reason
-            if not self._admit(node, lifted, rows):
+            needs = [(item, need) for index, need in lifted.rows.items() if (item := node.inputs[index]) is not None]
+            if not self._admit([item for item in node.outputs if item.uses()], needs, rows):
                 return f"rows cannot be selected from what {named} reads"
             lifts.append((value, rows, lifted))
         for value, rows, lifted in lifts:
             self._take(node, value, rows, lifted)
+        return None
+
+    def _layout(self, value: ir.Value) -> RowAxis | str | None:
+        """Where the rows of ``value`` are wanted; None where nobody wants them, a reason where two want different ones."""
+        edges = self._wanted.get(value)
+        if edges is None:
+            return None
+        layouts = {edge.rows for edge in edges.values()}
+        return f"{value.name!r} is needed in two layouts" if len(layouts) > 1 else next(iter(layouts))
+
+    def _join_block(self, block: RowBlock) -> str | None:
+        """Take a whole block in, or say why it stays outside."""
+        value = block.result
+        rows = self._layout(value)
+        if rows is None or isinstance(rows, str):
+            return rows
+        reader = self._other_reader(value)
+        if reader is not None:
+            return f"every row of {value.name!r} is needed by {reader}"
+        needs: dict[ir.Value, RowAxis] = {}
+        for item in block.operands:
+            need = block.layout(item, rows, self._view)
+            if need is None:
+                return f"where {item.name!r} carries its rows is not known"
+            needs[item] = need
+        if not self._admit([value], list(needs.items()), rows):
+            return f"rows cannot be selected from what the block of {value.name!r} reads"
+        self._values[value] = rows
+        self._blocks.setdefault(block)
+        self._nodes.update(dict.fromkeys(block.nodes))
+        self._stops.pop(value, None)
+        for node, index, item in block.reads:
+            self._want(Edge(node, index, item, needs[item]))
         return None
 
     def _take(self, node: ir.Node, value: ir.Value, rows: RowAxis, lifted: Lift) -> None:

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
     from graphsurgery.analysis.dims import Dim
 
-__all__ = ["ShapeValue", "ShapeView", "Shapes", "invalidate", "shapes_of"]
+__all__ = ["ShapeValue", "ShapeView", "Shapes", "forget", "invalidate", "shapes_of"]
 
 _CACHE_KEY = "graphsurgery.analysis.shapes"
+_STALE_KEY = "graphsurgery.analysis.shapes_before"
 
 
 class ShapeView:
@@ -36,6 +37,11 @@ class ShapeView:
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
+
+    @property
+    def frame(self) -> Frame:
+        """The walk behind the view, for the analyses of this package."""
+        return self._frame
 
     def shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
         """The sizes of the axes of ``value``; None where its rank is unknown (or it is a sequence)."""
@@ -78,28 +84,52 @@ class ShapeView:
 class Shapes(ShapeView):
     """The shapes of a model as it is now; the model is not changed, later edits are not seen."""
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, earlier: Shapes | None = None) -> None:
         """Walk ``model``; time is linear in its nodes and no tensor outside the file is read.
+
+        Args:
+            model: the model.
+            earlier: its shapes before an edit: what the edit has not touched is taken over.
 
         Raises:
             InputRefusedError: if a node has inputs or attributes that its operator does not allow.
         """
-        frame = Frame(Session(model), model.opset_imports, None)
+        before = None if earlier is None else earlier._frame  # noqa: SLF001
+        unknowns = 0 if before is None else before.session.unknowns
+        frame = Frame(Session(model, unknowns), model.opset_imports, None, earlier=before)
         for value in model.graph.inputs:
             frame.fact(value)
         frame.walk(model.graph)
+        frame.forget_earlier()
         super().__init__(frame)
+
+    @property
+    def renewed(self) -> int:
+        """How many nodes stand as they stood in the earlier shapes."""
+        return self._frame.renewed
 
 
 def shapes_of(model: ir.Model) -> Shapes:
     """The shapes of ``model``, computed once until :func:`invalidate`."""
     cached = model.meta.get(_CACHE_KEY)
     if not isinstance(cached, Shapes):
-        cached = Shapes(model)
+        earlier = model.meta.pop(_STALE_KEY, None)
+        cached = Shapes(model, earlier if isinstance(earlier, Shapes) else None)
         model.meta[_CACHE_KEY] = cached
     return cached
 
 
 def invalidate(model: ir.Model) -> None:
-    """Forget the cached shapes of ``model``; to be called after every edit."""
+    """The cached shapes of ``model`` are out of date; to be called after every edit.
+
+    An edit replaces nodes and edges. Where something may have changed the attributes of a node, call :func:`forget`.
+    """
+    cached = model.meta.pop(_CACHE_KEY, None)
+    if cached is not None:
+        model.meta[_STALE_KEY] = cached
+
+
+def forget(model: ir.Model) -> None:
+    """Forget all that is known of the shapes of ``model``."""
     model.meta.pop(_CACHE_KEY, None)
+    model.meta.pop(_STALE_KEY, None)

@@ -266,6 +266,12 @@ class BenchReport:
 
         return svg(self)
 
+    def to_html(self) -> str:
+        """The plot and the rows as one page for a person (:mod:`graphsurgery.html_report`)."""
+        from graphsurgery.html_report import bench_page
+
+        return bench_page(self)
+
     def render(self, console: Console) -> None:
         """Print a table."""
         from graphsurgery.benching.tables import render

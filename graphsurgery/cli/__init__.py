@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code; ``arguments`` default to those of the process."""
     given = sys.argv[1:] if arguments is None else arguments
     # A bare --verify takes no value: without this, the word behind it would be taken for one.
-    given = ["--verify=outputs" if item == "--verify" else item for item in given]
+    given = ["--verify=auto" if item == "--verify" else item for item in given]
     sys.exit(_run(given))
 
 

@@ -7,7 +7,16 @@ from typing import Any
 
 import click
 
-from graphsurgery.cli.output import emit, progress, report_console, report_options, verbosity_options, warn, write_file
+from graphsurgery.cli.output import (
+    emit,
+    html_option,
+    progress,
+    report_console,
+    report_options,
+    verbosity_options,
+    warn,
+    write_file,
+)
 
 
 @click.command("apply", short_help="Run passes on a model and write the result.")
@@ -18,7 +27,11 @@ from graphsurgery.cli.output import emit, progress, report_console, report_optio
 @click.option("--recipe", metavar="NAME|FILE.toml", help="Passes of a recipe.")
 @click.option("-p", "--pass", "specs", metavar="SPEC", multiple=True, help="A pass: name or name{option=value,...}.")
 @click.option("--file", metavar="NAME", help="The model file, where IN is a directory with several.")
-@click.option("--verify", metavar="[=DEPTH]", help="Hold the result against IN with ONNX Runtime before it is kept.")
+@click.option(
+    "--verify",
+    metavar="[=DEPTH]",
+    help="Hold the result against IN before it is kept: outputs, generate, regions [default: by size].",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="What the verifier's feeds are drawn from.")
 @click.option("--dry-run", is_flag=True, help="Report what would be done; write nothing.")
 @click.option("--check", is_flag=True, help="Check the invariants of the model after each pass.")
@@ -48,12 +61,14 @@ from graphsurgery.cli.output import emit, progress, report_console, report_optio
     help="Sizes by role (batch, seq, past, total, ctx) or symbol; without NAME a prefill and a decode.",
 )
 @report_options
+@html_option
 @verbosity_options
 def command(
     input_path: Path,
     output: str | None,
     report_form: str,
     report_file: Path | None,
+    html_file: Path | None,
     verbose: int,
     quiet: bool,
     **options: Any,
@@ -65,12 +80,14 @@ def command(
     """
     from graphsurgery.workflow import ApplyRequest, apply_passes
 
-    request = ApplyRequest(input=input_path, output=output, **options)
+    request = ApplyRequest(input=input_path, output=output, picture=html_file is not None, **options)
     with progress(quiet=quiet) as watcher:
         result = apply_passes(request, watcher)
     warn(result.report.all_warnings(), quiet=quiet)
     if report_file is not None:
         write_file(report_file, result.report.to_json())
+    if html_file is not None:
+        write_file(html_file, result.report.to_html())
     if report_form == "json":
         emit(result.report.to_json())
     else:

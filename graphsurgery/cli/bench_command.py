@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from graphsurgery.cli.output import _report_path, emit, progress, report_console, verbosity_options, write_file
+from graphsurgery.cli.output import (
+    _report_path,
+    emit,
+    html_option,
+    progress,
+    report_console,
+    verbosity_options,
+    write_file,
+)
 
 if TYPE_CHECKING:
     from graphsurgery.benching.bench_report import BenchReport
@@ -83,6 +91,7 @@ _FORMS = (".json", ".csv", ".md")
     callback=_plot,
     help="Write latency and peak memory over S, and over P, to this .svg file.",
 )
+@html_option
 @verbosity_options
 def command(
     a: Path,
@@ -100,6 +109,7 @@ def command(
     report_form: str,
     report_file: Path | None,
     plot: Path | None,
+    html_file: Path | None,
     verbose: int,
     quiet: bool,
 ) -> int:
@@ -136,6 +146,8 @@ def command(
         write_file(report_file, _text(report, report_file.suffix))
     if plot is not None:
         write_file(plot, report.to_svg())
+    if html_file is not None:
+        write_file(html_file, report.to_html())
     if report_form == "table":
         report.render(report_console())
     else:

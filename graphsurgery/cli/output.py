@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "emit",
+    "html_option",
     "progress",
     "report_console",
     "report_options",
@@ -65,13 +67,23 @@ def warn(texts: list[str], *, quiet: bool) -> None:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a report file.
+    """Write a report file, whole or not at all: what was there stays until all is written.
 
     Raises:
         SaveError: it cannot be written.
     """
     try:
-        path.write_text(text, encoding="utf-8")
+        if path.exists() and not path.is_file():
+            # A pipe or a terminal has no name to take.
+            path.write_text(text, encoding="utf-8")
+            return
+        place = path.resolve()
+        temporary = place.with_name(f".{place.name}.graphsurgery-{secrets.token_hex(4)}.tmp")
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(place)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise SaveError(f"Cannot write {path}: {error.strerror}; choose another place.") from error
 
@@ -116,6 +128,26 @@ def _report_path(_context: click.Context, _option: click.Parameter, path: Path |
     if path.suffix == ".onnx":
         raise click.BadParameter(f"{path} is the name of a model: give the report another.")
     return path
+
+
+def _html_path(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+    if path is not None and path.suffix not in (".html", ".htm"):
+        raise click.BadParameter(f"{path} does not end with .html: give the page such a name.")
+    return _report_path(context, option, path)
+
+
+def html_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--html``."""
+    from pathlib import Path
+
+    return click.option(
+        "--html",
+        "html_file",
+        metavar="F.html",
+        type=click.Path(dir_okay=False, path_type=Path),
+        callback=_html_path,
+        help="Write the report as one HTML page too, with drawings.",
+    )(command)
 
 
 def report_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,12 +16,15 @@ from graphsurgery.cli.output import emit, progress, report_console, report_optio
     "--depth",
     default="outputs",
     show_default=True,
-    metavar="outputs|generate",
-    help="outputs: whole models, every output. generate: greedy decoding, the cache handed from call to call.",
+    metavar="outputs|generate|regions|auto",
+    help="outputs: whole models, every output. generate: greedy decoding, the cache handed from call to call. "
+    "regions: only what differs, on random weights: needs no data file. auto: outputs where both fit into memory.",
 )
 @click.option("--feeds", type=click.Path(path_type=Path), help="An .npz file with inputs, in place of drawn ones.")
 @click.option("--seed", type=int, default=0, show_default=True, help="What feeds are drawn from.")
 @click.option("--memory", metavar="SIZE", help="Memory that may be used, such as 8GiB [default: what is free].")
+@click.option("--real-weights", is_flag=True, help="regions: read the weights from the data files.")
+@click.option("--bisect", is_flag=True, help="Run B's passes again one by one and name the first that differs from A.")
 @click.option("--steps", type=int, metavar="N", help="generate: tokens to decode behind each prompt [default: 10].")
 @click.option(
     "--prompt",
@@ -43,6 +46,8 @@ def command(
     feeds: Path | None,
     seed: int,
     memory: str | None,
+    real_weights: bool,
+    bisect: bool,
     steps: int | None,
     prompts: tuple[str, ...],
     decode: Path | None,
@@ -73,6 +78,8 @@ def command(
             prompts=prompts or None,
             decode=decode,
             decode_reference=reference_decode,
+            real_weights=real_weights,
+            bisect=bisect,
         )
     warn(list(result.warnings), quiet=quiet)
     if report_file is not None:

@@ -141,6 +141,7 @@ class View:
         scopes: the main graph and the subgraphs.
         inputs: number of each graph input.
         outputs: name and number of each graph output.
+        stored: initializers that constants of function bodies stand for.
         order: numbers of the cells so that each comes after what it reads, the same for any names and any order in
             the file, but for cells on which no output depends, which come last.
         visits: steps that the comparison took on this side; linear in cells and edges.
@@ -151,6 +152,7 @@ class View:
     scopes: list[Scope]
     inputs: dict[str, int]
     outputs: list[tuple[str, int]]
+    stored: list[ir.Value] = dataclasses.field(default_factory=list)
     order: list[int] = dataclasses.field(default_factory=list)
     visits: int = 0
 

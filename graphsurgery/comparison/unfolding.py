@@ -16,6 +16,7 @@ import onnx_ir as ir
 from graphsurgery.analysis._order import subgraphs_of
 from graphsurgery.comparison.cells import ABSENT, Body, Cell, Dangling, Formal, Given, Made, Scope, Stored, View
 from graphsurgery.errors import InputRefusedError
+from graphsurgery.function_keys import OWN, SHARED_KEY, STORED_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -120,6 +121,10 @@ class _Unfolder:
         self._scopes = [Scope("", 0, len(model.graph.inputs))]
         # The output of a call stands for what the body gives.
         self._aliases: dict[int, int] = {}
+        # Constants of bodies that stand for something that was shared by all calls, by the name that it had.
+        self._shared: dict[str, int] = {}
+        self._stored: list[ir.Value] = []
+        self._constants: dict[str, int] | None = None
 
     def run(self) -> View:
         graph = self._model.graph
@@ -127,6 +132,7 @@ class _Unfolder:
         inputs = {}
         for value in graph.inputs:
             inputs[value.name or ""] = frame.values[value] = self._new(Given(value))
+        self._main = frame
         outputs = self._graph(graph, frame)
         named = [(value.name or "", self._real(number)) for value, number in zip(graph.outputs, outputs, strict=True)]
         for cell in self._cells:
@@ -136,7 +142,8 @@ class _Unfolder:
                     Body(body.label, body.scope, tuple(self._real(number) for number in body.outputs))
                     for body in cell.bodies
                 )
-        return View(self._cells, self._sources, self._scopes, inputs, named)
+        _drop_unread(self._cells, named)
+        return View(self._cells, self._sources, self._scopes, inputs, named, stored=self._stored)
 
     def _new(self, source: Source) -> int:
         self._sources.append(source)
@@ -169,6 +176,9 @@ class _Unfolder:
                     frame.values[value] = self._new(Dangling(value.name or ""))
                 made.append((node, None))
                 continue
+            if frame is not self._main and (stands_for := self._constant(node, frame)) is not None:
+                frame.values[node.outputs[0]] = stands_for
+                continue
             number = len(self._cells)
             numbers = []
             for index, value in enumerate(_named_outputs(node)):
@@ -188,6 +198,54 @@ class _Unfolder:
                 own.inputs = tuple(inputs)
                 self._attributes(own, frame)
         return [self._read(value, frame) for value in outputs]
+
+    def _constant(self, node: ir.Node, frame: _Frame) -> int | None:
+        """The number of what a Constant node of a body stands for, where it stands for something outside of it."""
+        name = node.metadata_props.get(STORED_KEY)
+        shared = node.metadata_props.get(SHARED_KEY)
+        if node.op_type != "Constant" or (name is None and shared is None) or not frame.path:
+            return None
+        tensor = _tensor_of(node)
+        if shared is not None:
+            return self._shared_node(node, shared, frame)
+        if tensor is None or name is None:
+            return None
+        if name == OWN:
+            return self._new(self._store(name, tensor))
+        if name not in self._shared:
+            there = self._model.graph.initializers.get(name)
+            same = there is not None and _equal(there.const_value, tensor)
+            known = self._main.values.get(there) if there is not None and same else None
+            self._shared[name] = known if known is not None else self._new(self._store(name, tensor))
+        return self._shared[name]
+
+    def _store(self, name: str, tensor: ir.TensorProtocol) -> Stored:
+        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+        self._stored.append(value)
+        return Stored(value)
+
+    def _shared_node(self, node: ir.Node, name: str, frame: _Frame) -> int:
+        key = f"{name} of a node"
+        if key not in self._shared:
+            outer = self._named_in_main().get(name)
+            if outer is not None:
+                self._shared[key] = outer
+            else:
+                number = len(self._cells)
+                self._shared[key] = self._new(Made(number, 0))
+                version = _defined_in("", "Constant", frame.imports.get("", 0))
+                attributes = {key: item for key, (item, _) in sorted(_resolved(node, frame).items())}
+                self._cells.append(Cell(node, "Constant", version, attributes, (), (), (self._shared[key],), 0, ""))
+        return self._shared[key]
+
+    def _named_in_main(self) -> dict[str, int]:
+        if self._constants is None:
+            self._constants = {
+                value.name: number
+                for value, number in self._main.values.items()
+                if value.name and (maker := value.producer()) is not None and maker.op_type == "Constant"
+            }
+        return self._constants
 
     def _read(self, value: ir.Value, frame: _Frame) -> int:
         number = frame.find(value)
@@ -254,6 +312,31 @@ def _named_outputs(node: ir.Node) -> list[ir.Value]:
     while outputs and not outputs[-1].name and not outputs[-1].uses() and not outputs[-1].is_graph_output():
         outputs.pop()
     return outputs
+
+
+def _drop_unread(cells: Iterable[Cell], outputs: Iterable[tuple[str, int]]) -> None:
+    """Leave out outputs at the end of a cell that nothing reads: some calls of a function need what others do not."""
+    read = {number for _, number in outputs}
+    for cell in cells:
+        read.update(cell.inputs)
+        for body in cell.bodies:
+            read.update(body.outputs)
+    for cell in cells:
+        kept = len(cell.outputs)
+        while kept > 1 and cell.outputs[kept - 1] not in read:
+            kept -= 1
+        cell.outputs = cell.outputs[:kept]
+
+
+def _tensor_of(node: ir.Node) -> ir.TensorProtocol | None:
+    attribute = node.attributes.get("value")
+    return None if attribute is None or attribute.is_ref() else attribute.as_tensor()
+
+
+def _equal(one: ir.TensorProtocol | None, other: ir.TensorProtocol) -> bool:
+    if one is None or one.dtype != other.dtype or tuple(one.shape) != tuple(other.shape):
+        return False
+    return not isinstance(one, ir.ExternalTensor) and one.tobytes() == other.tobytes()
 
 
 def _without_tail(numbers: Iterable[int]) -> tuple[int, ...]:

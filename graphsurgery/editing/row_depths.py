@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from graphsurgery.analysis.cones import Cone, Edge, climb, join, outside_readers
 from graphsurgery.analysis.deep_cones import deepen
+from graphsurgery.analysis.row_blocks import RowBlock, row_block
 from graphsurgery.analysis.slices import Blocked, Lift, RowAxis, lift
 from graphsurgery.editing.row_edit import unplaced
 from graphsurgery.editing.row_selection import place
 from graphsurgery.patterns.dynamic_products import is_dynamic_product
+from graphsurgery.patterns.expert_sites import ExpertSite
+from graphsurgery.patterns.experts import find_experts
 from graphsurgery.patterns.hidden_output import HiddenOutput
 from graphsurgery.patterns.lm_head import LMHead
 from graphsurgery.patterns.matcher import GraphIndex
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 
     import onnx_ir as ir
 
+    from graphsurgery.analysis.dims import Dim
     from graphsurgery.analysis.shapes import Shapes
     from graphsurgery.patterns.interface import TokenInput
 
@@ -89,21 +93,16 @@ def _through_layers(depths: list[Depth], model: ir.Model, shapes: Shapes, tokens
     if not cones or isinstance(whole, Blocked):
         return depths
 
-    def admit(node: ir.Node, lifted: Lift, rows: RowAxis) -> bool:
-        made = [value for value in node.outputs if value.uses()]
+    def admit(made: list[ir.Value], needs: list[tuple[ir.Value, RowAxis]], rows: RowAxis) -> bool:
         reader = place(made[0], rows, shapes, tokens) if made else None
         if reader is None:
             return False
         # One scale for all rows is computed from what such a product reads.
         if any(is_dynamic_product(use.node, model) for value in made for use in value.uses()):
             return False
-        for index, need in lifted.rows.items():
-            item = node.inputs[index]
-            if item is None or place(item, need, shapes, tokens, reader) is None:
-                return False
-        return True
+        return all(place(item, need, shapes, tokens, reader) is not None for item, need in needs)
 
-    deep = deepen(whole, shapes, model, GraphIndex(model).order, admit)
+    deep = deepen(whole, shapes, model, GraphIndex(model).order, admit, _expert_blocks(model, shapes, tokens.length))
     if unplaced(deep, shapes, tokens) is not None or len(deep.nodes) == len(whole.nodes):
         reason = unplaced(deep, shapes, tokens) or next(
             iter(deep.stops.values()), "nothing above it is read by it alone"
@@ -120,9 +119,24 @@ def _through_layers(depths: list[Depth], model: ir.Model, shapes: Shapes, tokens
 def _where_it_stopped(cone: Cone) -> str:
     """How deep the cone goes, for the report."""
     products = len(cone.contractions)
+    blocks = len(cone.blocks)
     ends = list(dict.fromkeys(edge.value.name or "" for edge in cone.frontier))
     listed = ", ".join(repr(name) for name in ends[:4]) + (f" and {len(ends) - 4} more" if len(ends) > 4 else "")
-    return f", through {products} matrix products up to {listed}"
+    experts = f" and {blocks} expert block{'s' if blocks > 1 else ''}" if blocks else ""
+    return f", through {products} matrix products{experts} up to {listed}"
+
+
+def _expert_blocks(model: ir.Model, shapes: Shapes, length: Dim) -> dict[ir.Node, RowBlock | Blocked]:
+    """The expert blocks of the model as parts that compute rows, by the node that makes their result."""
+    found: dict[ir.Node, RowBlock | Blocked] = {}
+    for site in find_experts(model):
+        if not isinstance(site, ExpertSite):
+            continue
+        node = site.output.producer()
+        operands = [value for value in (site.tokens, site.indices, site.weights) if value is not None]
+        if node is not None:
+            found[node] = row_block(site.output, operands, site.interior, site.tokens_dim, length, shapes)
+    return found
 
 
 def _stopped(base: Depth, reason: str) -> Depth:

@@ -11,11 +11,13 @@ from graphsurgery.editing.product_parts import write_out
 from graphsurgery.editing.row_numbers import dim_name
 from graphsurgery.editing.row_pushing import RowPusher
 from graphsurgery.editing.row_selection import place
-from graphsurgery.editing.shape_patches import patch_operand, restore_size
+from graphsurgery.editing.shape_patches import patch_operand, replace_entry, restore_size
+from graphsurgery.editing.versioned_ops import reshape
 from graphsurgery.patterns.dynamic_products import is_dynamic_product
 
 if TYPE_CHECKING:
     from graphsurgery.analysis.cones import Cone, Edge
+    from graphsurgery.analysis.row_blocks import Recount, RowBlock
     from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.analysis.slices import RowAxis
     from graphsurgery.editing.row_selection import Placement, RowSelector
@@ -72,6 +74,8 @@ def prune_cone(
             cone,
             view,
         )
+    for block in cone.blocks:
+        _recount(rewrite, block, selector, view)
     # Shape nodes that only served the operands which have just been replaced are gone after this.
     rewrite.sweep()
     for node, value, rows in list(size_readers(cone)):
@@ -84,6 +88,50 @@ def prune_cone(
         assert at is not None
         selected[edge.value] = write_out(rewrite, edge.node, at, selector, view)
     return selected
+
+
+def _recount(rewrite: Rewrite, block: RowBlock, selector: RowSelector, view: ShapeView) -> None:
+    """Tell the block how many rows are left, and forget the sizes that its values had."""
+    for recount in block.recounts:
+        old = recount.node.inputs[recount.index]
+        assert old is not None
+        new = _counted(rewrite, recount, selector) if recount.position is None else None
+        if recount.position is not None:
+            with rewrite.prologue():
+                count = _times(rewrite, selector.numbers.count_value(flat=recount.flat), recount.factor)
+            rewrite.before(recount.node)
+            scalar = view.shape(old) == ()
+            new = (
+                reshape(rewrite, count, [], name="rows_scalar", shape=[])
+                if scalar
+                else replace_entry(rewrite, old, recount.position, count, view)
+            )
+        assert new is not None
+        if old.dtype not in (None, ir.DataType.INT64):
+            assert old.dtype is not None
+            rewrite.before(recount.node)
+            new = rewrite.emit("Cast", [new], {"to": int(old.dtype)}, name="row_numbers", dtype=old.dtype)
+        rewrite.reroute(recount.node, recount.index, new)
+    for node in block.nodes:
+        for value in node.outputs:
+            if value is not block.result:
+                value.shape = None
+
+
+def _counted(rewrite: Rewrite, recount: Recount, selector: RowSelector) -> ir.Value:
+    """0, 1, 2 and so on, one for each row that is left."""
+    with rewrite.prologue():
+        count = _times(rewrite, selector.numbers.count_value(flat=recount.flat), recount.factor)
+        scalar = reshape(rewrite, count, [], name="rows_scalar", shape=[])
+        zero, one = rewrite.constant(0, "zero"), rewrite.constant(1, "one")
+        return rewrite.emit("Range", [zero, scalar, one], name="row_numbers", dtype=ir.DataType.INT64, shape=[None])
+
+
+def _times(rewrite: Rewrite, count: ir.Value, factor: int) -> ir.Value:
+    if factor == 1:
+        return count
+    operands = [count, rewrite.constant([factor], "copies")]
+    return rewrite.emit("Mul", operands, name="copied_rows", dtype=ir.DataType.INT64, shape=[1])
 
 
 def _declare(value: ir.Value, rows: RowAxis, cone: Cone, selector: RowSelector, view: ShapeView) -> None:

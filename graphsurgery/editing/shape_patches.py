@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from graphsurgery.analysis.slices import Patch, RowAxis
     from graphsurgery.rewrite import Rewrite
 
-__all__ = ["patch_operand", "restore_size"]
+__all__ = ["patch_operand", "replace_entry", "restore_size"]
 
 
 def patch_operand(
@@ -64,7 +64,7 @@ def patch_operand(
         return
     rows = rewrite.constant([count], "rows") if count is not None else count_value()
     rewrite.after(operand)
-    rewrite.reroute(node, patch.input, _replaced(rewrite, operand, patch.position, rows, view))
+    rewrite.reroute(node, patch.input, replace_entry(rewrite, operand, patch.position, rows, view))
 
 
 def restore_size(
@@ -91,14 +91,14 @@ def restore_size(
         return
     count = full()
     rewrite.after(sizes)
-    restored = _replaced(rewrite, sizes, entry, count, view)
+    restored = replace_entry(rewrite, sizes, entry, count, view)
     for reader, index in picks:
         rewrite.reroute(reader, index, restored)
     if sizes.is_graph_output():
         rewrite.replace_output(sizes, restored, f"{sizes.name}/fewer_rows")
 
 
-def _replaced(rewrite: Rewrite, operand: ir.Value, position: int, entry: ir.Value, view: ShapeView) -> ir.Value:
+def replace_entry(rewrite: Rewrite, operand: ir.Value, position: int, entry: ir.Value, view: ShapeView) -> ir.Value:
     """The list ``operand`` with another entry at ``position``."""
     shape = view.shape(operand)
     length = shape[0] if shape else None

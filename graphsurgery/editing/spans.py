@@ -1,7 +1,7 @@
 """Ranges on an axis, fixed or known at run time only, and how an axis is divided into blocks.
 
 A bound is an ``int`` where it is known, else an int64 value ``[1]``. What is computed at run time is computed once a
-model, at the start of the graph, from the sizes of graph inputs.
+graph, at its start, from the sizes of the inputs of the model or of the function.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from graphsurgery.analysis._expr import Expr, Symbol
 
 if TYPE_CHECKING:
     from graphsurgery.analysis.dims import Dim
-    from graphsurgery.analysis.shapes import Shapes
+    from graphsurgery.analysis.shapes import Shapes, ShapeView
     from graphsurgery.rewrite import Rewrite
 
-__all__ = ["TO_END", "Bound", "Sizes", "Span", "as_value", "blocks_of", "least", "legal_blocks"]
+__all__ = ["TO_END", "Bound", "Sizes", "Span", "as_value", "blocks_of", "input_sizes", "least", "legal_blocks"]
 
 Bound: TypeAlias = "int | ir.Value"
 
@@ -42,6 +42,12 @@ class Span:
         return self.start == 0 and self.end == TO_END
 
 
+def input_sizes(model: ir.Model, shapes: Shapes) -> frozenset[str]:
+    """Names of sizes that are an axis of a graph input by themselves, which :class:`Sizes` can compute from."""
+    atoms = (size.atom for value in model.graph.inputs for size in shapes.shape(value) or () if isinstance(size, Expr))
+    return frozenset(atom.name for atom in atoms if isinstance(atom, Symbol))
+
+
 def legal_blocks(size: int, count: int) -> int:
     """The number of equal blocks that really hold something: ``ceil(size / ceil(size / count))``."""
     if size <= 0:
@@ -51,19 +57,19 @@ def legal_blocks(size: int, count: int) -> int:
 
 
 class Sizes:
-    """Sizes as bounds: numbers, or values computed once from the shapes of graph inputs.
+    """Sizes as bounds: numbers, or values computed once from the shapes of the inputs of the model or function.
 
     Args:
         rewrite: where nodes are inserted.
-        shapes: of the model before the edit.
+        shapes: of the body before the edit.
     """
 
-    def __init__(self, rewrite: Rewrite, shapes: Shapes) -> None:
+    def __init__(self, rewrite: Rewrite, shapes: ShapeView) -> None:
         self._rewrite = rewrite
         self._shapes = shapes
         self._known: dict[Dim, ir.Value] = {}
         self._places: dict[str, tuple[ir.Value, int]] = {}
-        for value in rewrite.model.graph.inputs:
+        for value in rewrite.inputs:
             for axis, size in enumerate(shapes.shape(value) or ()):
                 atom = size.atom if isinstance(size, Expr) else None
                 if isinstance(atom, Symbol):

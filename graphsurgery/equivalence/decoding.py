@@ -124,6 +124,8 @@ class Decoder:
             # Padding at position -1 is written to the last slot.
             spare = self.packed and any(contract.index == "position" for contract in self.contracts)
             limits.append(self.slots - spare)
+        if "C" in self.signature.fixed:
+            limits.append(self.signature.fixed["C"])
         if self.filled is not None:
             limits.append(self.filled + (self.length or 1))
         if self.whole and self.length is not None:

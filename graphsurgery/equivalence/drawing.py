@@ -139,6 +139,9 @@ def _mask_nd(draw: Draw, spec: InputSpec, shape: tuple[int, ...]) -> Array:
     keys = np.zeros((shape[0], columns), dtype=np.bool_)
     keys[:, : real.shape[1]] = real[:, :columns]
     mask = causal[None] & keys[:, None, :]
+    if draw.signature.bounded:
+        # Padding has to attend something, or it would be the mean of however many slots are read: itself.
+        mask |= (np.arange(columns)[None, :] == query)[None] & ~mask.any(axis=-1, keepdims=True)
     return _low(np.broadcast_to(mask.reshape(shape[0], *[1] * (len(shape) - 3), rows, columns), shape), spec)
 
 

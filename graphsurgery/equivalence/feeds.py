@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from graphsurgery.equivalence.roles import Signature
 
-__all__ = ["Array", "Feed", "LeftOut", "Padding", "Sizes", "make_feeds"]
+__all__ = ["Array", "Feed", "LeftOut", "Padding", "Sizes", "draw_at", "make_feeds"]
 
 Padding = Literal["none", "left", "right"]
 
@@ -57,8 +57,8 @@ class Sizes:
 
     @property
     def bound(self) -> int:
-        """Slots of a fixed-size cache that are read: all in use, and one more where there is one."""
-        read = self.past + self.length + 1
+        """Slots of a fixed-size cache that are read: all in use, and in half of the feeds one more where there is one."""
+        read = self.past + self.length + (self.past + self.length) % 2
         return min(read, self.slots) if self.slots else read
 
     @property
@@ -137,6 +137,12 @@ def make_feeds(signature: Signature, seed: int, *, pad_position: int | None = No
     return feeds, left_out
 
 
+def draw_at(signature: Signature, sizes: Sizes, seed: int = 0) -> Draw | None:
+    """One feed of about these sizes, as near as ``signature`` allows; None where it takes nothing near them."""
+    fitted = _fit(sizes, signature)
+    return None if fitted is None else Draw(signature, fitted, seed, 0, None)
+
+
 def _fit(plan: Sizes, signature: Signature) -> Sizes | None:
     """The plan with the sizes that the signature fixes, or None where they do not go together."""
     fixed = signature.fixed
@@ -156,7 +162,10 @@ def _fit(plan: Sizes, signature: Signature) -> Sizes | None:
     if has_slots and length > slots:
         length = slots if "S" not in fixed else length
     if has_slots:
-        past = min(past, slots - length)
+        # As many positions as slots that are read.
+        readable = min(slots, fixed.get("C", slots))
+        length = min(length, readable) if "S" not in fixed else length
+        past = min(past, readable - length)
     if signature.positions is not None and "S" not in fixed:
         # No position beyond the table.
         length = min(length, signature.positions - past)
@@ -167,6 +176,9 @@ def _fit(plan: Sizes, signature: Signature) -> Sizes | None:
         batch = 1
     if padding == "left" and has_slots and not signature.having(Role.MASK, Role.MASK_ND):
         # Without a mask the positions are the slots: two tokens of a row must not have one position.
+        padding = "none"
+    if padding == "left" and signature.bounded and not signature.having(Role.MASK_ND):
+        # The mask that the graph makes leaves padding in front of all tokens no key to attend.
         padding = "none"
     if padding == "left" and signature.fused_attention and length == 1:
         # Rows that GroupQueryAttention does not take so are full instead: a batch behind a past is not to be missed.

@@ -70,7 +70,7 @@ class CallRecord:
 
     Attributes:
         columns: the column of the prompt or step that each place of the call stands for, int64 ``[B, S]``; -1 where a
-            row was padded for this call alone.
+            row was padded for this call alone, or behind its tokens.
         routed: the routers' values among its outputs.
         feed: the inputs that tell which rows it kept.
     """
@@ -153,6 +153,8 @@ class _Decoding:
         """Run one call and hand its caches on; the logits ``[B, V]`` of the rows ``wanted``, clamped into the call."""
         tape, asked = self.tape, (wanted >= start) & (wanted < stop)
         columns = np.broadcast_to(np.arange(start, stop), (tape.batch, stop - start))
+        # Padding behind the tokens of a row may be fed otherwise to the other model: it stands for no column.
+        columns = np.where(_is_behind(tape, start, stop), -1, columns)
         if self.party.anew:
             # No cache asks for columns: rows are laid out anew, without gaps.
             tape = tape.relaid(stop, file.length or int(tape.counts(stop).max()), self._side_anew())
@@ -233,6 +235,13 @@ def _fed_size(cache: Cache, slots: int) -> int | None:
         return None
     dim = cache.input.dims[cache.axis]
     return dim if isinstance(dim, int) else slots
+
+
+def _is_behind(tape: Tape, start: int, stop: int) -> Array:
+    """Which places of a call are padding behind the tokens of their row, bool ``[B, S]``."""
+    real = tape.real[:, :stop]
+    behind: Array = ~real & (np.cumsum(real, axis=1) > 0)
+    return behind[:, start:]
 
 
 def _picked(file: Decoder, outputs: Outputs, feed: dict[str, Array], places: Array, length: int) -> Array:

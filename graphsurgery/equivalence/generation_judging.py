@@ -223,7 +223,8 @@ class GenerationJudge:
         batch, length = ours.columns.shape
         never = np.iinfo(np.int64).max
         known = {int(row): 0 for row in np.flatnonzero(depends < never)}
-        flips = Flips(first=dict(known))
+        padded = {int(row): int(np.argmax(ours.columns[row] < 0)) for row in np.flatnonzero(ours.columns[:, -1] < 0)}
+        flips = Flips(first={**padded, **known})
         selection = file.contracts[-1] if file.contracts else None
         for router, other in routers:
             if router.scores not in ours.routed or other.indices not in theirs.routed:

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 
 from graphsurgery.equivalence.feeds import Feed, Sizes
-from graphsurgery.equivalence.roles import Role
+from graphsurgery.equivalence.roles import Role, cache_axis
 from graphsurgery.errors import UsageError
 
 if TYPE_CHECKING:
@@ -70,13 +70,23 @@ def _given(number: int, arrays: dict[str, Array], signature: Signature, drawn: f
     sizes = _sizes(arrays, signature)
     letters = sizes.letters()
     for spec in signature.inputs:
-        if spec.name not in arrays:
+        if spec.name not in arrays and spec.role is Role.BOUND:
+            arrays[spec.name] = np.zeros(
+                _slots(arrays, signature), onnx.helper.tensor_dtype_to_np_dtype(spec.elem_type)
+            )
+        elif spec.name not in arrays:
             shape = [
                 dim if isinstance(dim, int) else letters.get(signature.letters.get(dim, ""), sizes.batch)
                 for dim in spec.dims
             ]
             arrays[spec.name] = np.zeros(shape, onnx.helper.tensor_dtype_to_np_dtype(spec.elem_type))
     return Feed(f"f{number}", sizes, None, lambda: dict(arrays))
+
+
+def _slots(arrays: Mapping[str, Array], signature: Signature) -> int:
+    """N of the largest fixed-size cache: all of it is read, as it is not told how much is in use."""
+    caches = [spec for spec in signature.having(Role.SLOTS) if spec.name in arrays]
+    return max((arrays[spec.name].shape[cache_axis(spec)] for spec in caches), default=1)
 
 
 def _sizes(arrays: Mapping[str, Array], signature: Signature) -> Sizes:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from graphsurgery.equivalence.routers import Router
 
-__all__ = ["Prepared", "prepare"]
+__all__ = ["Prepared", "cannot_run_whole", "prepare"]
 
 # Where the system does not tell how much memory there is.
 _ASSUMED_MEMORY = 4 << 30
@@ -79,16 +79,11 @@ def prepare(reference: Path, rewritten: Path, memory: int | None, stack: ExitSta
     warnings: list[str] = []
     first, second = (_read(path, other, notes) for path, other in ((reference, rewritten), (rewritten, reference)))
     protos = (first[0], second[0])
-    for path, (proto, model) in zip((reference, rewritten), (first, second), strict=True):
-        problem = missing_data(proto, model.folder or path.parent)
-        if problem:
-            raise CannotCheckError(f"{path} cannot run: {problem}.")
     budget = memory if memory is not None else available_memory() or _ASSUMED_MEMORY
-    need = max(model_bytes(proto, model.path, model.folder) for proto, model in (first, second))
-    if need > budget:
-        raise CannotCheckError(
-            f"Running these models needs about {need / 1e9:.1f} GB of memory and {budget / 1e9:.1f} GB may be used."
-        )
+    problem = _cannot_run((first, second), budget)
+    if problem is not None:
+        raise CannotCheckError(problem)
+    need = _need((first, second))
     racing = has_racing_scatter(protos[0]) or has_racing_scatter(protos[1])
     if racing:
         notes.append("one thread: a scatter that reduces races in ONNX Runtime with more")
@@ -101,6 +96,33 @@ def prepare(reference: Path, rewritten: Path, memory: int | None, stack: ExitSta
     traced, routers, more = _trace(protos, models)
     warnings += more
     return Prepared(protos, models, traced, routers, settings, budget // 4, tuple(notes), tuple(warnings))
+
+
+def cannot_run_whole(reference: Path, rewritten: Path, memory: int | None) -> str | None:
+    """Why two models cannot be run as a whole, in one clause; None where they can.
+
+    Raises:
+        InputRefusedError: a file is no model.
+    """
+    both = tuple(_read(path, other, []) for path, other in ((reference, rewritten), (rewritten, reference)))
+    budget = memory if memory is not None else available_memory() or _ASSUMED_MEMORY
+    problem = _cannot_run((both[0], both[1]), budget)
+    return None if problem is None else problem.removesuffix(".")
+
+
+def _cannot_run(both: tuple[tuple[onnx.ModelProto, Model], tuple[onnx.ModelProto, Model]], budget: int) -> str | None:
+    for proto, model in both:
+        problem = missing_data(proto, model.folder or model.path.parent)
+        if problem:
+            return f"{model.path} cannot run: {problem}."
+    need = _need(both)
+    if need > budget:
+        return f"Running these models needs about {need / 1e9:.1f} GB of memory and {budget / 1e9:.1f} GB may be used."
+    return None
+
+
+def _need(both: tuple[tuple[onnx.ModelProto, Model], tuple[onnx.ModelProto, Model]]) -> int:
+    return max(model_bytes(proto, model.path, model.folder) for proto, model in both)
 
 
 def _read(path: Path, other: Path, notes: list[str]) -> tuple[onnx.ModelProto, Model]:

@@ -107,6 +107,7 @@ class Signature:
         half: the model computes in float16.
         rings: outputs ``[B, G, W, D]`` that hold the last positions and nothing defined beyond them.
         rotations: rows of the smallest stored table of rotations: no position is beyond; None without one.
+        bounded: attention reads the first slots of caches only, so that each row of queries must attend a key.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -117,6 +118,7 @@ class Signature:
     half: bool = False
     rings: frozenset[str] = frozenset()
     rotations: int | None = None
+    bounded: bool = False
 
     @property
     def positions(self) -> int | None:

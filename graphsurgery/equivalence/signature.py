@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import onnx
 
+from graphsurgery.contracts import CONTEXT_BOUND_KEY, parse_context_bound
 from graphsurgery.equivalence.caches import classify_cache, ring_outputs
 from graphsurgery.equivalence.dims import declared_dims
 from graphsurgery.equivalence.inferring import Inferred
@@ -34,7 +35,11 @@ _IDS_THROUGH = dict.fromkeys(
 
 
 def read_signature(proto: onnx.ModelProto) -> Signature:
-    """Read the signature of a model; weights are not looked at."""
+    """Read the signature of a model; weights are not looked at.
+
+    Raises:
+        InputRefusedError: its metadata is not what a pass writes.
+    """
     scope, inferred = Scope.of(proto), Inferred(proto)
     stored = {tensor.name for tensor in proto.graph.initializer}
     outputs = tuple(
@@ -49,6 +54,9 @@ def read_signature(proto: onnx.ModelProto) -> Signature:
         )
         specs.append(_classify(_anonymous(spec), scope, outputs, inferred))
     specs = _with_encoder(_with_marked(_with_sequence(specs)))
+    bound = parse_context_bound(next((e.value for e in proto.metadata_props if e.key == CONTEXT_BOUND_KEY), None))
+    if bound is not None:
+        specs = [dataclasses.replace(spec, role=Role.BOUND) if spec.name == bound.input else spec for spec in specs]
     letters, fixed = letters_and_sizes(specs)
     kinds = {node.op_type for node in proto.graph.node} | {n.op_type for f in proto.functions for n in f.node}
     return Signature(
@@ -60,6 +68,7 @@ def read_signature(proto: onnx.ModelProto) -> Signature:
         _computes_in_half(proto),
         ring_outputs(proto),
         _rotations(proto, scope),
+        bound is not None or any(spec.role is Role.BOUND for spec in specs),
     )
 
 
@@ -228,4 +237,5 @@ def merge(reference: Signature, rewritten: Signature) -> Signature:
         reference.half or rewritten.half,
         reference.rings,
         min((size for size in (reference.rotations, rewritten.rotations) if size), default=None),
+        reference.bounded or rewritten.bounded,
     )

@@ -7,7 +7,11 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from graphsurgery.equivalence.bisecting import bisect as run_bisect
+from graphsurgery.equivalence.bisecting import passes_between
 from graphsurgery.equivalence.contestants import Files
+from graphsurgery.equivalence.preparing import cannot_run_whole
+from graphsurgery.equivalence.regions.verify_regions import verify_regions
 from graphsurgery.equivalence.running import require_runtime
 from graphsurgery.equivalence.verify_generate import verify_generation
 from graphsurgery.equivalence.verify_outputs import verify_outputs
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DEPTHS", "Progress", "verify_models"]
 
-DEPTHS = ("outputs", "generate")
+DEPTHS = ("auto", "outputs", "generate", "regions")
 
 _STEPS = 10
 
@@ -47,6 +51,8 @@ def verify_models(
     prompts: Sequence[str | Path | Sequence[int]] | None = None,
     decode: Path | str | None = None,
     decode_reference: Path | str | None = None,
+    real_weights: bool = False,
+    bisect: bool = False,
 ) -> VerifyReport:
     """Hold a rewritten model against the model as exported.
 
@@ -57,10 +63,15 @@ def verify_models(
     the rewritten model is fed the reference's tokens, so that its logits and caches can be compared behind a token
     that it would have chosen otherwise.
 
+    At depth ``regions`` only what differs between the graphs is lifted out of both and run on random data, one of each
+    kind; neither data file nor memory for the whole models is needed. Where the graphs have too little in common for
+    that, whole models are run if they can be, and the report says so.
+
     Args:
         a: the reference, as exported.
         b: the rewritten model.
-        depth: ``outputs``: whole models, every output; ``generate``: decoding.
+        depth: ``outputs``: whole models, every output; ``generate``: decoding; ``regions``: what differs; ``auto``:
+            ``outputs`` where the data is there and both models fit into memory, else ``regions``.
         seed: what feeds and prompts are drawn from.
         feeds: an .npz file or arrays by name, in place of drawn feeds.
         memory: bytes that may be used; None for what is available.
@@ -70,15 +81,73 @@ def verify_models(
         prompts: in place of drawn ones: token ids, text for the tokenizer.json beside ``a``, or files of either.
         decode: the file that decodes behind the prompts that ``b`` has read.
         decode_reference: the same for ``a``.
+        real_weights: at depth ``regions``, read weights from the data files in place of drawing them.
+        bisect: run the passes that made ``b`` again, one by one, and tell the first whose result differs from ``a``.
 
     Raises:
-        UsageError: an unknown depth, options of another depth, or feeds or prompts that do not fit.
+        UsageError: an unknown depth, options of another depth, feeds or prompts that do not fit, or ``bisect`` where
+            the metadata of ``b`` tells of no pass.
         InputRefusedError: a file is no model.
         CannotCheckError: ONNX Runtime is not installed.
     """
     _check_options(depth, feeds, steps, steps, prompts, decode, decode_reference)
+    if real_weights and depth not in ("regions", "auto"):
+        raise UsageError(f"Real weights are what depth {depth} runs on anyway: leave the option out.")
     require_runtime()
     a, b = Path(a), Path(b)
+    if bisect and depth == "generate":
+        raise UsageError("--bisect compares one file after each pass, not decoding: choose depth outputs or regions.")
+    specs = passes_between(a, b) if bisect else ()
+    notes: tuple[str, ...] = ()
+    if depth == "auto":
+        depth, why = chosen_depth(a, b, memory)
+        notes = (f"depth {depth} was taken: {why}",)
+    found = _verified(
+        a,
+        b,
+        depth,
+        seed,
+        feeds,
+        memory,
+        progress,
+        opt_level_check,
+        steps,
+        prompts,
+        decode,
+        decode_reference,
+        real_weights,
+    )
+    if depth == "regions" and found.status == "unchecked" and cannot_run_whole(a, b, memory) is None:
+        # Whole models can tell what regions cannot.
+        notes += (f"regions could not be checked ({found.reasons[0].rstrip('.')}): whole models were run instead",)
+        found = _verified(a, b, "outputs", seed, feeds, memory, progress, opt_level_check)
+    found = dataclasses.replace(found, notes=(*notes, *found.notes))
+    if not bisect:
+        return found
+
+    def verify(result: Path) -> VerifyReport:
+        return _verified(
+            a, result, found.depth, seed, feeds, memory, progress, opt_level_check, real_weights=real_weights
+        )
+
+    return dataclasses.replace(found, bisected=run_bisect(a, specs, verify))
+
+
+def _verified(
+    a: Path,
+    b: Path,
+    depth: str,
+    seed: int,
+    feeds: Path | Mapping[str, Array] | None,
+    memory: int | None,
+    progress: Progress | None,
+    opt_level_check: bool,
+    steps: int | None = None,
+    prompts: Sequence[str | Path | Sequence[int]] | None = None,
+    decode: Path | str | None = None,
+    decode_reference: Path | str | None = None,
+    real_weights: bool = False,
+) -> VerifyReport:
     report = VerifyReport(str(a), str(b), "unchecked", depth=depth, seed=seed)
     with contextlib.ExitStack() as stack:
         try:
@@ -99,6 +168,8 @@ def verify_models(
                     progress=progress,
                     opt_level_check=opt_level_check,
                 )
+            if depth == "regions":
+                return verify_regions(a, b, report, feeds, memory=memory, real=real_weights, progress=progress)
             return verify_outputs(
                 a,
                 b,
@@ -111,6 +182,12 @@ def verify_models(
             )
         except CannotCheckError as error:
             return dataclasses.replace(report, reasons=(str(error),))
+
+
+def chosen_depth(a: Path, b: Path, memory: int | None) -> tuple[str, str]:
+    """The depth at which two models are best compared, and why: whole where they can be run."""
+    obstacle = cannot_run_whole(a, b, memory)
+    return ("outputs", "both models fit into memory") if obstacle is None else ("regions", obstacle)
 
 
 def _path(given: Path | str | None) -> Path | None:

@@ -6,18 +6,15 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
-import onnx
 
 from graphsurgery.equivalence.coverage import coverage_warning, uncovered_kinds
 from graphsurgery.equivalence.declared import declared_warnings
-from graphsurgery.equivalence.feeds import Feed, LeftOut, make_feeds
-from graphsurgery.equivalence.given import given_feeds
+from graphsurgery.equivalence.feeds import Feed, LeftOut
 from graphsurgery.equivalence.judging import Bench, Judgement, excuse, judge
-from graphsurgery.equivalence.pairing import Pairing, misread_masks, pair_outputs, renamed_inputs, with_row_inputs
+from graphsurgery.equivalence.meeting import Meeting
 from graphsurgery.equivalence.preparing import Prepared, prepare
-from graphsurgery.equivalence.roles import Role, Signature
+from graphsurgery.equivalence.roles import Role
 from graphsurgery.equivalence.running import LoadError, Settings, Store, declares_wrong_dims, run_all
-from graphsurgery.equivalence.signature import merge, read_signature
 from graphsurgery.equivalence.verify_report import FeedReport, OutputReport, VerifyReport
 from graphsurgery.errors import CannotCheckError
 
@@ -70,7 +67,7 @@ def verify_outputs(
     return _Check(prepared, report, given, progress, opt_level_check).run()
 
 
-class _Check:
+class _Check(Meeting):
     """One verification: what is fed, what came out at each level, and the verdict."""
 
     def __init__(
@@ -81,65 +78,15 @@ class _Check:
         progress: Progress | None,
         opt_level_check: bool,
     ) -> None:
+        super().__init__(prepared.protos, report.seed, given, prepared.notes, prepared.warnings)
         self.prepared, self.report, self.progress = prepared, report, progress
         self.opt_level_check = opt_level_check
-        self.notes, self.warnings = list(prepared.notes), list(prepared.warnings)
-        self.pairing: Pairing = pair_outputs(*prepared.protos)
-        self.notes += self.pairing.notes
-        self.reasons = list(self.pairing.differences)
-        self.reference = read_signature(prepared.protos[0])
-        self.rewritten = read_signature(prepared.protos[1])
-        self.renamed: dict[str, str] = self._renamed_inputs()
-        self.signature = self._signature()
-        self.reasons += misread_masks([c for pair in self.pairing.pairs for c in pair.contracts], self.signature)
-        self.feeds, self.left_out = self._feeds(given)
         self.steps, self.done = len(self.feeds) * (4 if opt_level_check else 2), 0
-
-    def _renamed_inputs(self) -> dict[str, str]:
-        """Input of the rewritten model to the input of the reference that it stands for: as told, else by order."""
-        told = renamed_inputs(*self.prepared.protos)
-        named = {c.source for pair in self.pairing.pairs for c in pair.contracts} | set(told)
-        found = {told.get(spec.name, spec.name) for spec in self.rewritten.inputs}
-        gone = [spec for spec in self.reference.inputs if spec.name not in found]
-        new = [s for s in self.rewritten.inputs if self.reference.input(s.name) is None and s.name not in named]
-        kinds = [(spec.elem_type, len(spec.dims)) for spec in gone]
-        if gone and kinds == [(spec.elem_type, len(spec.dims)) for spec in new]:
-            pairs = list(zip(new, gone, strict=True))
-            self.notes += [
-                f"input {b.name} has no namesake in the reference: fed as {a.name}, by order" for b, a in pairs
-            ]
-            return told | {b.name: a.name for b, a in pairs}
-        self.warnings += [f"input {spec.name} of the reference is gone in the rewritten model" for spec in gone]
-        return told
-
-    def _signature(self) -> Signature:
-        other = self.rewritten
-        inputs = tuple(dataclasses.replace(spec, name=self.renamed.get(spec.name, spec.name)) for spec in other.inputs)
-        merged = merge(self.reference, dataclasses.replace(other, inputs=inputs))
-        contracts = [contract for pair in self.pairing.pairs for contract in pair.contracts]
-        return with_row_inputs(merged, self.reference, contracts)
-
-    def _feeds(self, given: Path | Mapping[str, Array] | None) -> tuple[list[Feed], list[LeftOut]]:
-        if given is not None:
-            added = {spec.name for spec in self.signature.inputs if self.reference.input(spec.name) is None}
-            return given_feeds(given, self.signature, frozenset(added)), []
-        self.notes += [
-            f"input {spec.name}: what it stands for is not known, fed small random values"
-            for spec in self.signature.having(Role.UNKNOWN)
-        ]
-        return make_feeds(self.signature, self.report.seed, pad_position=self._pad_position())
-
-    def _pad_position(self) -> int | None:
-        """-1 where positions alone can tell padding: the model has no mask, or a contract reads them."""
-        masks = self.signature.having(Role.MASK, Role.MASK_ND, Role.LAST_KEY)
-        reads = any(c.index == "position" for pair in self.pairing.pairs for c in pair.contracts)
-        free = not self.signature.having(Role.SLOTS)
-        return -1 if reads or (not masks and free) else None
 
     def run(self) -> VerifyReport:
         """Run, compare, report."""
         settings = self.prepared.settings
-        changed = self._changed_inputs()
+        changed = self.changed_inputs()
         if changed:
             return dataclasses.replace(self.report, status="different", reasons=(*self.reasons, *changed))
         with Store(self.prepared.kept_bytes) as first, Store(self.prepared.kept_bytes) as second:
@@ -186,20 +133,6 @@ class _Check:
         if warning:
             self.warnings.append(warning)
         return kinds
-
-    def _changed_inputs(self) -> list[str]:
-        """Inputs of another type or rank than the reference's: no feed fits both models."""
-        changed: list[str] = []
-        for spec in self.rewritten.inputs:
-            other = self.reference.input(self.renamed.get(spec.name, spec.name))
-            if other is None:
-                continue
-            kinds = [onnx.TensorProto.DataType.Name(each.elem_type).lower() for each in (spec, other)]
-            if kinds[0] != kinds[1]:
-                changed.append(f"input {spec.name} is {kinds[0]}, not {kinds[1]}")
-            elif len(spec.dims) != len(other.dims):
-                changed.append(f"input {spec.name} has {len(spec.dims)} axes, not {len(other.dims)}")
-        return changed
 
     def _nothing_ran(self) -> str:
         if not self.left_out:

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from graphsurgery.equivalence.feeds import LeftOut
 from graphsurgery.equivalence.generation_report import PromptReport, TokenDifference, print_differences
+from graphsurgery.equivalence.regions.region_report import RegionReport
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from graphsurgery.equivalence.bisecting import BisectedPass
 
 __all__ = [
     "SCHEMA",
@@ -19,6 +22,7 @@ __all__ = [
     "LeftOut",
     "OutputReport",
     "PromptReport",
+    "RegionReport",
     "TokenDifference",
     "VerifyReport",
 ]
@@ -27,6 +31,7 @@ SCHEMA = 1
 Status = Literal["equal", "different", "unchecked"]
 # Lines of one kind that are printed when nobody asks for more.
 _FEW = 3
+_TABLE_ROWS = 12
 _EXIT_CODES: dict[Status, int] = {"equal": 0, "different": 1, "unchecked": 5}
 
 
@@ -79,7 +84,7 @@ class VerifyReport:
         rewritten: path of the model held against it.
         status: ``equal``, ``different`` or ``unchecked``.
         reasons: why it is not ``equal``, one sentence each.
-        depth: how deep was looked; ``outputs`` for whole models, ``generate`` for decoding.
+        depth: how deep was looked; ``outputs`` for whole models, ``generate`` for decoding, ``regions`` for what differs.
         seed: what feeds were drawn from.
         threads: intra-op threads at each level.
         outputs: the worst of each output.
@@ -97,6 +102,8 @@ class VerifyReport:
         steps: tokens that were to be decoded behind each prompt; 0 at other depths.
         prompts: prompts that were decoded.
         token_differences: where the tokens of a row first differ, ties included.
+        regions: regions that were compared, one of each kind.
+        bisected: the passes that made the rewritten model, run again one by one, up to the first that differs.
     """
 
     reference: str
@@ -121,6 +128,8 @@ class VerifyReport:
     steps: int = 0
     prompts: tuple[PromptReport, ...] = ()
     token_differences: tuple[TokenDifference, ...] = ()
+    regions: tuple[RegionReport, ...] = ()
+    bisected: tuple[BisectedPass, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -154,14 +163,60 @@ class VerifyReport:
         if self.depth == "generate":
             decoded = sum(len(row) for prompt in self.prompts for row in prompt.tokens)
             return f"equal: {decoded} tokens behind {len(self.prompts)} prompts (seed {self.seed}{self._left_out()})"
+        if self.depth == "regions":
+            alike = sum(region.alike for region in self.regions)
+            if not alike:
+                return "equal: every output is the same expression of the same inputs and weights"
+            return f"equal: {alike} regions of {len(self.regions)} kinds on {len(self.feeds)} feeds (seed {self.seed})"
         count = len({output.name for output in self.outputs})
         return f"equal: {count} outputs on {len(self.feeds)} feeds (seed {self.seed}{self._left_out()})"
+
+    def bisect_summary(self) -> str:
+        """One line on which pass is the first that differs."""
+        last = self.bisected[-1]
+        if last.status == "different":
+            return f"first difference: {last.spec}: {last.reason}"
+        if any(each.status == "unchecked" for each in self.bisected):
+            return "first difference: not found; not every pass could be checked"
+        if self.status == "different":
+            return (
+                "first difference: no pass differs when it is run again: the file was changed behind them, or by another "
+                "version of them"
+            )
+        return "first difference: none, every pass gives an equal result"
 
     def _left_out(self) -> str:
         if not self.left_out:
             return ""
         kinds = ", ".join(f"no {kind}" for kind in self.uncovered)
         return f"; {len(self.left_out)} left out{': ' + kinds if kinds else ''}"
+
+    def _render_regions(self, console: Console, *, verbose: bool) -> None:
+        from rich.table import Table
+        from rich.text import Text
+
+        if not self.regions:
+            return
+        table = Table("region", "stands for", "alike", "nodes", "error", "limit", "feed", "", title=None)
+        for region in self.regions if verbose else self.regions[:_TABLE_ROWS]:
+            styles = {"equal": "green", "different": "red", "unchecked": "yellow"}
+            verdict = Text({"different": "differs"}.get(region.status, region.status), style=styles[region.status])
+            limit = f"{region.tolerance:.0e}" if region.tolerance else "bitwise"
+            error = f"{region.error:.1e}" if region.error else "0"
+            nodes = f"{region.nodes[0]} / {region.nodes[1]}"
+            table.add_row(
+                Text(region.rewritten),
+                Text(region.reference),
+                str(region.alike),
+                nodes,
+                error,
+                limit,
+                region.feed,
+                verdict,
+            )
+        console.print(table)
+        if not verbose and len(self.regions) > _TABLE_ROWS:
+            console.print(f"{len(self.regions) - _TABLE_ROWS} more kinds of regions, listed with -v", highlight=False)
 
     def render(self, console: Console, *, verbose: bool = False) -> None:
         """Print tables of outputs and feeds, then what was assumed, left out and found wrong.
@@ -183,6 +238,7 @@ class VerifyReport:
                 error = f"{output.error:.1e}" if output.error else "0"
                 table.add_row(Text(name), output.level, output.dtype, error, limit, output.feed, Text(where), verdict)
             console.print(table)
+        self._render_regions(console, verbose=verbose)
         if self.feeds and verbose:
             table = Table("feed", "B", "S", "P", "padding", title=None)
             for feed in self.feeds:
@@ -206,6 +262,9 @@ class VerifyReport:
         lines += _shortened([f"note: {note}" for note in self.notes], verbose)
         lines += [f"warning: {warning}" for warning in self.warnings]
         lines += [f"{self.status}: {reason}" for reason in self.reasons]
+        lines += [f"after {each.spec}: {each.status}" for each in self.bisected]
+        if self.bisected:
+            lines.append(self.bisect_summary())
         if self.status == "equal":
             lines.append(self.summary())
         for line in lines:

@@ -7,12 +7,16 @@ import os
 from typing import TYPE_CHECKING
 
 from graphsurgery.errors import SaveError
+from graphsurgery.weights.streaming import FileRange
+from graphsurgery.weights.tensors import WeightTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
-__all__ = ["Meter", "copy_range"]
+    from graphsurgery.model_files.new_weights import NewRun
+
+__all__ = ["Meter", "copy_range", "write_runs"]
 
 _CHUNK_BYTES = 64 * 2**20
 _BUFFER_BYTES = 2**20
@@ -64,6 +68,41 @@ def copy_range(source: int, target: int, start: int, length: int, meter: Meter, 
         meter.advance(len(data))
 
 
+def write_runs(target: int, runs: Iterable[NewRun], meter: Meter) -> None:
+    """Append ``runs`` to the open file ``target``; what they are made of is read a chunk at a time.
+
+    Raises:
+        SaveError: a data file that a run is made of is absent or ends early.
+        OSError: writing failed.
+    """
+    opened: dict[Path, int] = {}
+    try:
+        for run in runs:
+            if not isinstance(run.tensor, WeightTensor):
+                data = memoryview(run.tensor.tobytes())[run.start : run.start + run.nbytes]
+                _write_all(target, data)
+                meter.advance(len(data))
+                continue
+            for piece in run.tensor.pieces():
+                if isinstance(piece, FileRange):
+                    if piece.path not in opened:
+                        opened[piece.path] = _open(piece.path)
+                    copy_range(opened[piece.path], target, piece.start, piece.length, meter, piece.path)
+                else:
+                    _write_all(target, piece)
+                    meter.advance(len(piece))
+    finally:
+        for descriptor in opened.values():
+            os.close(descriptor)
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    except FileNotFoundError as error:
+        raise SaveError(f"the data file {path} is absent and weights are to be laid out from it: bring it.") from error
+
+
 def _kernel_copy(source: int, target: int, start: int, length: int, meter: Meter) -> int:
     """Let the kernel copy what it can; the number of bytes that it did."""
     if not hasattr(os, "copy_file_range"):
@@ -83,7 +122,7 @@ def _kernel_copy(source: int, target: int, start: int, length: int, meter: Meter
     return copied
 
 
-def _write_all(target: int, data: bytes) -> None:
+def _write_all(target: int, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(target, view) :]

@@ -12,20 +12,21 @@ import typing
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+import onnx_ir as ir
+
 from graphsurgery.errors import SaveError, UsageError
-from graphsurgery.model_files.copying import Meter, copy_range
+from graphsurgery.model_files.copying import Meter, copy_range, write_runs
 from graphsurgery.model_files.directories import find_companions, rename_decoder
 from graphsurgery.model_files.output import Namer, Target, check_not_data, check_output, plan_output, relative_path
 from graphsurgery.model_files.placement import FileCopy, FileLink, Placement, WeightsMode, place
 from graphsurgery.model_files.serialising import Serialised, paused_gc, serialise
 from graphsurgery.model_files.source import InterfaceNames, Source, source_of
 from graphsurgery.model_files.staging import Staging, write_durably
-from graphsurgery.model_files.survey import survey
+from graphsurgery.model_files.survey import Survey, survey
+from graphsurgery.weights.tensors import WeightTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    import onnx_ir as ir
 
     from graphsurgery.model_files.placement import Job
 
@@ -158,7 +159,7 @@ def stage(
     default_directory = source.directory if source is not None else Path()
     with _save_errors(target.path):
         placement = place(tensors, default_directory, target.path.parent, weights, namer)
-        check_not_data(target.path, tensors, default_directory)
+        check_not_data(target.path, [*tensors, *_read_at_save(walked)], default_directory)
         with paused_gc():
             content = serialise(model, walked, placement.places, namer.fresh)
     staging = Staging(
@@ -200,8 +201,7 @@ def _write(
     progress: Callable[[int, int], None] | None,
 ) -> SaveResult:
     notes = list(placement.notes)
-    spilled_bytes = sum(item.nbytes for item in content.spilled)
-    to_write = sum(0 if isinstance(job, FileLink) else job.nbytes for job in placement.jobs) + spilled_bytes
+    to_write = sum(0 if isinstance(job, FileLink) else job.nbytes for job in placement.jobs) + content.new_data.nbytes
     meter = Meter(to_write, progress)
     if target.companions and source is not None:
         notes += _bring_companions(staging, target, placement, source, names=names, force=force)
@@ -210,22 +210,22 @@ def _write(
     locations = [job.location for job in placement.jobs]
     if content.location is not None:
         locations.append(content.location)
-        with (
-            write_durably(staging.new_data(content.location)) as descriptor,
-            open(descriptor, "wb", closefd=False) as out,
-        ):
-            for item in content.spilled:
-                out.write(item.tensor.tobytes())
-                meter.advance(item.nbytes)
-        notes.append(
-            f"inline weights of {spilled_bytes} bytes were moved to {content.location}, for a protobuf is limited"
-        )
+        with write_durably(staging.new_data(content.location)) as descriptor:
+            write_runs(descriptor, content.new_data.runs, meter)
+        notes += content.notes
     with write_durably(staging.model_path) as descriptor, open(descriptor, "wb", closefd=False) as out:
         out.write(content.data)
     data_files = (*placement.shared, *(target.path.parent / location for location in locations))
     if locations:
         notes += _stale_notes(target.path, data_files, source)
     return SaveResult(target.path, data_files, placement.mode, meter.done, tuple(notes))
+
+
+def _read_at_save(walked: Survey) -> list[ir.ExternalTensor]:
+    """What weights that surgery made are laid out from."""
+    made = (value.const_value for value in walked.made)
+    sources = (source for tensor in made if isinstance(tensor, WeightTensor) for source in tensor.sources.values())
+    return [source for source in sources if isinstance(source, ir.ExternalTensor)]
 
 
 def _stale_notes(path: Path, data_files: tuple[Path, ...], source: Source | None) -> list[str]:

@@ -12,6 +12,7 @@ from google.protobuf.message import EncodeError
 
 from graphsurgery.errors import SaveError
 from graphsurgery.model_files import graph_extras
+from graphsurgery.model_files.new_weights import NewData, Reference, is_index, plan_new_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -21,32 +22,27 @@ if TYPE_CHECKING:
     from graphsurgery.model_files.placement import NewPlace
     from graphsurgery.model_files.survey import InlineWeight, Survey
 
-__all__ = ["MAX_PROTO_BYTES", "Serialised", "SpilledTensor", "paused_gc", "root_cause", "serialise"]
+__all__ = ["MAX_PROTO_BYTES", "Serialised", "paused_gc", "root_cause", "serialise"]
 
 MAX_PROTO_BYTES = int(1.9 * 2**30)
 """Protobufs beyond this get their inline weights moved out; at 2 GiB nothing would read them."""
 
-# Integer tensors below this are shapes and indices, which ONNX Runtime must find inline.
-_INTEGER_WEIGHT_BYTES = 2**20
-_INDEX_TYPES = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL})
-
-
-@dataclasses.dataclass(frozen=True)
-class SpilledTensor:
-    """An inline weight that the new data file holds from ``offset`` on."""
-
-    tensor: ir.TensorProtocol
-    offset: int
-    nbytes: int
-
 
 @dataclasses.dataclass(frozen=True)
 class Serialised:
-    """The bytes of an .onnx file and the inline weights that must be written to ``location`` besides."""
+    """The bytes of an .onnx file, and what must be written to the new data file ``location`` besides.
+
+    Attributes:
+        data: the .onnx.
+        location: the new data file; None where there is none.
+        new_data: what it holds.
+        notes: sentences that the user should read.
+    """
 
     data: bytes
     location: str | None = None
-    spilled: tuple[SpilledTensor, ...] = ()
+    new_data: NewData = dataclasses.field(default_factory=NewData)
+    notes: tuple[str, ...] = ()
 
 
 @contextlib.contextmanager
@@ -87,18 +83,26 @@ def serialise(
     Raises:
         SaveError: the model cannot be serialised, or is over MAX_PROTO_BYTES without its weights.
     """
-    if walked.inline_bytes <= MAX_PROTO_BYTES:
-        data = _to_bytes(model, walked, places)
-        if data is not None and len(data) <= MAX_PROTO_BYTES:
-            return Serialised(data)
-    weights = [weight for weight in walked.inline_weights if _is_weight(weight)]
-    if weights:
-        location = fresh_name(None)
-        spilled = tuple(_laid_out(weights))
-        with _swapped(weights, spilled, location):
+    plan = plan_new_data(walked)
+    location = fresh_name(None) if plan.references else None
+    moved = {reference.value for reference in plan.references}
+    staying = [weight for weight in walked.inline_weights if weight.value not in moved]
+    gone = sum(weight.nbytes for weight in walked.inline_weights if weight.value in moved)
+    notes = _notes(plan, location)
+    if walked.inline_bytes - gone <= MAX_PROTO_BYTES:
+        with _swapped(plan, location):
             data = _to_bytes(model, walked, places)
         if data is not None and len(data) <= MAX_PROTO_BYTES:
-            return Serialised(data, location, spilled)
+            return Serialised(data, location, plan, notes)
+    weights = [weight for weight in staying if not is_index(_tensor(weight).dtype, weight.nbytes)]
+    if weights:
+        location = location if location is not None else fresh_name(None)
+        spilled = sum(_move_out(plan, weight) for weight in weights)
+        with _swapped(plan, location):
+            data = _to_bytes(model, walked, places)
+        if data is not None and len(data) <= MAX_PROTO_BYTES:
+            note = f"inline weights of {spilled} bytes were moved to {location}, for a protobuf is limited"
+            return Serialised(data, location, plan, (*notes, note))
     message = (
         f"the model is over {MAX_PROTO_BYTES} bytes as a protobuf even with its weights in a data file, and nothing "
         f"reads that: make its large constants initializers, or split it."
@@ -141,39 +145,50 @@ def _relocate(tensor: onnx.TensorProto, place: NewPlace | None, extras: tuple[tu
         tensor.external_data.add(key=key, value=value)
 
 
-def _is_weight(weight: InlineWeight) -> bool:
+def _tensor(weight: InlineWeight) -> ir.TensorProtocol:
     tensor = weight.value.const_value
     assert tensor is not None
-    return tensor.dtype not in _INDEX_TYPES or weight.nbytes >= _INTEGER_WEIGHT_BYTES
+    return tensor
 
 
-def _laid_out(weights: list[InlineWeight]) -> Iterator[SpilledTensor]:
-    offset = 0
-    for weight in weights:
-        tensor = weight.value.const_value
-        assert tensor is not None
-        # The dense size: a typed protobuf field may take another number of bytes than the elements do.
-        yield SpilledTensor(tensor, offset, tensor.nbytes)
-        offset += tensor.nbytes
+def _move_out(plan: NewData, weight: InlineWeight) -> int:
+    tensor = _tensor(weight)
+    # The dense size: a typed protobuf field may take another number of bytes than the elements do.
+    offset = plan.append(tensor, tensor.nbytes)
+    plan.references.append(Reference(weight.value, offset, tensor.nbytes))
+    return tensor.nbytes
+
+
+def _notes(plan: NewData, location: str | None) -> tuple[str, ...]:
+    notes = []
+    if plan.made:
+        notes.append(f"weights of {plan.made} bytes were laid out anew, in {location}")
+    if plan.moved:
+        notes.append(
+            f"inline weights of {plan.moved} bytes were moved to {location}, for they are used in several parts"
+        )
+    return tuple(notes)
 
 
 @contextlib.contextmanager
-def _swapped(weights: list[InlineWeight], spilled: tuple[SpilledTensor, ...], location: str) -> Iterator[None]:
-    """Within, the weights are references to the data file that is yet to be written."""
+def _swapped(plan: NewData, location: str | None) -> Iterator[None]:
+    """Within, initializers of which the new data file will hold the bytes are references to it."""
+    before = [(reference.value, reference.value.const_value) for reference in plan.references]
     try:
-        for weight, item in zip(weights, spilled, strict=True):
-            tensor = item.tensor
-            weight.value.const_value = ir.ExternalTensor(
+        for reference, (value, tensor) in zip(plan.references, before, strict=True):
+            assert tensor is not None
+            assert location is not None
+            value.const_value = ir.ExternalTensor(
                 location,
-                item.offset,
-                item.nbytes,
+                reference.offset,
+                reference.nbytes,
                 tensor.dtype,
                 shape=ir.Shape(tensor.shape.numpy()),
-                name=weight.value.name or "",
+                name=value.name or "",
                 doc_string=tensor.doc_string,
                 metadata_props=dict(tensor.metadata_props),
             )
         yield
     finally:
-        for weight, item in zip(weights, spilled, strict=True):
-            weight.value.const_value = item.tensor
+        for value, tensor in before:
+            value.const_value = tensor

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from graphsurgery.errors import InternalError
+from graphsurgery.weights.tensors import WeightTensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -66,12 +67,14 @@ class Survey:
         external: external tensors in the same order.
         inline_weights: large inline initializers in the same order.
         inline_bytes: bytes of all large inline tensors, those in attributes included.
+        made: initializers that surgery made of others and whose bytes lie nowhere yet.
     """
 
     graphs: list[GraphSlot] = dataclasses.field(default_factory=list)
     external: list[TensorSlot] = dataclasses.field(default_factory=list)
     inline_weights: list[InlineWeight] = dataclasses.field(default_factory=list)
     inline_bytes: int = 0
+    made: list[ir.Value] = dataclasses.field(default_factory=list)
 
 
 def survey(model: ir.Model) -> Survey:
@@ -112,6 +115,8 @@ def _survey_graph(found: Survey, graph: ir.Graph, locate: _Locate) -> None:
         if isinstance(tensor, ir.ExternalTensor):
             found.external.append(TensorSlot(tensor, _at(initializers, number)))
         else:
+            if isinstance(tensor, WeightTensor):
+                found.made.append(value)
             nbytes = _inline_bytes(tensor)
             if nbytes >= LARGE_TENSOR_BYTES:
                 found.inline_weights.append(InlineWeight(value, nbytes))

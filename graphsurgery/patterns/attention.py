@@ -13,16 +13,19 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from graphsurgery.analysis.bodies import bodies_of
 from graphsurgery.analysis.dims import is_nonnegative
 from graphsurgery.patterns.attention_sites import AttentionSite, FusedAttention, Sink
 from graphsurgery.patterns.key_value_sources import UnreadableError, broadcast_heads, find_source, regroups_heads
 from graphsurgery.patterns.mask_kinds import mask_kinds
 from graphsurgery.patterns.matcher import GraphIndex, is_op, readers
+from graphsurgery.patterns.products import is_product, read_product
 from graphsurgery.patterns.site import Refusal
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from graphsurgery.analysis.bodies import Body
     from graphsurgery.analysis.dims import Dim
     from graphsurgery.analysis.shapes import Shapes, ShapeView
 
@@ -52,43 +55,29 @@ _LAYER = re.compile(r"(?:layers?|blocks?|h|encoder|decoder)[._/](\d+)(?:[._/]|$)
 def find_attentions(
     model: ir.Model, shapes: Shapes, index: GraphIndex
 ) -> list[AttentionSite | FusedAttention | Refusal]:
-    """Every attention of the main graph, in graph order; what looks like one and cannot be read is refused."""
+    """Every attention of the main graph, in graph order, then those of function bodies, each once for all its calls.
+
+    Branches and loop bodies belong to the graph that holds them. What looks like attention and cannot be read is refused.
+    """
     found: list[AttentionSite | FusedAttention | Refusal] = []
-    anchors = index.nodes("Softmax")
-    for domain, operator in _FUSED:
-        anchors = [*anchors, *index.nodes(operator, domain=domain)]
-    for node in sorted(anchors, key=index.order.__getitem__):
-        number = len(found)
-        if node.graph is not model.graph:
-            if node.op_type != "Softmax" or _Reader(node, number, shapes).read() is not None:
-                found.append(_inner(node, number))
-            continue
-        site = _fused(node, number) if node.op_type != "Softmax" else _Reader(node, number, shapes).read()
-        if site is not None:
-            found.append(site)
-    return [*found, *_in_functions(model, shapes, index, len(found))]
-
-
-def _in_functions(model: ir.Model, shapes: Shapes, index: GraphIndex, number: int) -> list[Refusal]:
-    """Attention inside local functions, one entry for each body."""
-    found: list[Refusal] = []
-    for function in model.functions.values():
-        calls = index.nodes(function.name, domain=function.domain)
-        if not calls:
-            continue
-        view = shapes.in_call(calls[0])
-        for node in function:
-            fused = (node.domain, node.op_type) in _FUSED
-            if not fused and (not is_op(node, "Softmax") or _Reader(node, number, view).read() is None):
-                continue
-            where = f"the attention around {node.op_type} {node.name!r} is inside function {function.name!r}"
-            found.append(Refusal(id=f"attention:{number + len(found)}", kinds=("attention",), reason=where))
+    for body in bodies_of(model, shapes):
+        known = index if body.function is None else GraphIndex(model, body.graph)
+        anchors = known.nodes("Softmax")
+        for domain, operator in _FUSED:
+            anchors = [*anchors, *known.nodes(operator, domain=domain)]
+        for node in sorted(anchors, key=known.order.__getitem__):
+            number = len(found)
+            site = _fused(node, number, body) if node.op_type != "Softmax" else _Reader(node, number, body).read()
+            if site is not None:
+                found.append(site)
     return found
 
 
-def _inner(node: ir.Node, number: int) -> Refusal:
-    reason = f"the attention around {node.op_type} {node.name!r} is inside a branch or loop of the graph"
-    return Refusal(id=f"attention:{number}", kinds=("attention",), layer=layer_of(node), reason=reason)
+def _layer(node: ir.Node, body: Body) -> int | None:
+    """The layer of ``node``: that of the call where a function has one, none where it has several."""
+    if body.function is None:
+        return layer_of(node)
+    return layer_of(body.calls[0].node) if len(body.calls) == 1 else None
 
 
 def layer_of(node: ir.Node) -> int | None:
@@ -100,7 +89,7 @@ def layer_of(node: ir.Node) -> int | None:
     return None
 
 
-def _fused(node: ir.Node, number: int) -> FusedAttention | None:
+def _fused(node: ir.Node, number: int, body: Body) -> FusedAttention | None:
     query = node.inputs[0] if node.inputs else None
     if query is None:
         return None
@@ -115,40 +104,36 @@ def _fused(node: ir.Node, number: int) -> FusedAttention | None:
     return FusedAttention(
         id=f"attention:{number}",
         kinds=("attention", "fused", "sliding" if sliding else "full"),
-        layer=layer_of(node),
+        layer=_layer(node, body),
         node=node,
         operator=operator,
         query=query,
         past=past,
+        body=body,
     )
 
 
 class _Reader:
     """Reads the attention around one softmax."""
 
-    def __init__(self, softmax: ir.Node, number: int, shapes: ShapeView) -> None:
+    def __init__(self, softmax: ir.Node, number: int, body: Body) -> None:
         self._softmax = softmax
         self._number = number
-        self._shapes = shapes
+        self._body = body
+        self._shapes = body.view
 
     def read(self) -> AttentionSite | Refusal | None:
         """The site; a refusal; None where the softmax belongs to something else (a router, a head)."""
         tail, product = self._down()
         if product is None:
             return None
-        fused = self._fused_scores()
-        if fused is not None:
-            reason = f"its scores are made by {fused.name!r}, a FusedMatMul of ONNX Runtime's optimizer: use the export"
-            return Refusal(
-                id=f"attention:{self._number}", kinds=("attention",), layer=layer_of(self._softmax), reason=reason
-            )
         try:
             return self._site(tail, product)
         except UnreadableError as why:
             return Refusal(
                 id=f"attention:{self._number}",
                 kinds=("attention",),
-                layer=layer_of(self._softmax),
+                layer=_layer(self._softmax, self._body),
                 reason=str(why),
             )
 
@@ -174,9 +159,13 @@ class _Reader:
         query_shape = shapes.shape(query)
         if query_shape is not None and len(query_shape) == 4:
             batch, heads = query_shape[0], query_shape[1]
+        apart = [node for node in (scores, *chain, *tail, product) if node.graph is not softmax.graph]
+        if apart:
+            raise UnreadableError(f"node {apart[0].name!r} and softmax {softmax.name!r} are in different graphs")
         sink = _sink(chain, tail)
-        key = find_source(keys, -1, -2, shapes, "keys", batch)
-        value = find_source(values, -2, -1, shapes, "values", batch)
+        score_product, value_product = read_product(scores), read_product(product)
+        key = find_source(keys, *score_product.axes((-1, -2)), shapes, "keys", batch)
+        value = find_source(values, *value_product.axes((-2, -1)), shapes, "values", batch)
         if not isinstance(heads, int) and isinstance(key.heads, int) and isinstance(key.repeats, int):
             heads = key.heads * key.repeats
         key, value = (broadcast_heads(source, heads) for source in (key, value))
@@ -191,7 +180,7 @@ class _Reader:
         return AttentionSite(
             id=f"attention:{self._number}",
             kinds=("attention", "decomposed", *self._kinds(scores, chain, length, total)),
-            layer=layer_of(softmax),
+            layer=_layer(softmax, self._body),
             query=query,
             scores=scores,
             chain=chain,
@@ -200,6 +189,8 @@ class _Reader:
             product=product,
             key=key,
             value=value,
+            score_scale=score_product.scale,
+            value_scale=value_product.scale,
             sink=sink,
             stabiliser=_stabiliser(chain, softmax),
             probabilities_read=self._other_reader(scores, chain, tail, product),
@@ -207,6 +198,7 @@ class _Reader:
             heads=heads,
             length=length,
             total=self._common_total(scores, chain, length, total),
+            body=self._body,
         )
 
     def _common_total(self, scores: ir.Node, chain: tuple[ir.Node, ...], length: Dim, total: Dim) -> Dim:
@@ -237,36 +229,19 @@ class _Reader:
     def _kinds(self, scores: ir.Node, chain: tuple[ir.Node, ...], length: Dim, total: Dim) -> tuple[str, ...]:
         outside = _operands(scores, chain)
         vision = ("vision",) if _VISION.search(self._softmax.metadata_props.get("namespace", "")) else ()
-        return (*mask_kinds(outside, length, total, self._shapes), *vision)
+        return (*mask_kinds(outside, length, total, self._body), *vision)
 
     def _check_softmax(self) -> None:
         softmax = self._softmax
         shape = self._shapes.shape(softmax.outputs[0])
         rank = len(shape) if shape is not None else 4
-        version = softmax.version or (softmax.graph.opset_imports.get("", 13) if softmax.graph is not None else 13)
+        version = softmax.version or self._body.opset
         attribute = softmax.attributes.get("axis")
+        if attribute is not None and attribute.is_ref():
+            raise UnreadableError(f"the axis of softmax {softmax.name!r} is chosen by each call of its function")
         axis = attribute.as_int() if attribute is not None else (-1 if version >= 13 else 1)
         if axis % rank != rank - 1:
             raise UnreadableError(f"softmax {softmax.name!r} runs over axis {axis}, not over the keys")
-
-    def _fused_scores(self) -> ir.Node | None:
-        """A product of ONNX Runtime's own domain above the softmax."""
-        value = self._softmax.inputs[0]
-        for _ in range(_MAX_CHAIN):
-            node = value.producer() if value is not None else None
-            if node is None:
-                return None
-            if node.op_type == "FusedMatMul":
-                return node
-            if node.domain or node.op_type not in _SCORE_CHAIN:
-                return None
-            inputs = [item for item in node.inputs if item is not None]
-            value = max(inputs, key=lambda item: item.producer() is not None and self._is_scores(item), default=None)
-        return None
-
-    def _is_scores(self, value: ir.Value) -> bool:
-        node = value.producer()
-        return node is not None and (node.op_type == "FusedMatMul" or node.op_type in ("Add", "Mul", "Div", "Where"))
 
     # ---- down to the value product --------------------------------------------------------------------------------
 
@@ -276,7 +251,7 @@ class _Reader:
         value = self._softmax.outputs[0]
         while len(tail) < _MAX_CHAIN:
             following = readers(value)
-            product = next((node for node in following if is_op(node, "MatMul") and node.inputs[0] is value), None)
+            product = next((node for node in following if is_product(node) and node.inputs[0] is value), None)
             if product is not None:
                 return tuple(tail), product
             node = self._next(value, following, tail)
@@ -334,7 +309,7 @@ class _Reader:
         node = value.producer()
         if node is None or depth > _MAX_CHAIN:
             return False
-        if is_op(node, "MatMul"):
+        if is_product(node):
             left = node.inputs[0]
             found = (self._shapes.rank(node.outputs[0]) or 0) >= 3 and left is not None
             if found:
@@ -392,7 +367,7 @@ def _sink(chain: tuple[ir.Node, ...], tail: tuple[ir.Node, ...]) -> Sink | None:
 
 
 def _is_product(value: ir.Value | None) -> bool:
-    return value is not None and is_op(value.producer(), "MatMul")
+    return value is not None and is_product(value.producer())
 
 
 def _stabiliser(chain: tuple[ir.Node, ...], softmax: ir.Node) -> tuple[ir.Node, ...]:

@@ -10,6 +10,7 @@ from graphsurgery.patterns.site import Site
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from graphsurgery.analysis.bodies import Body
     from graphsurgery.analysis.dims import Dim
 
 __all__ = ["AttentionSite", "FusedAttention", "KeyValueSource", "Sink"]
@@ -70,6 +71,8 @@ class AttentionSite(Site):
         product: the value product; its output is ``[B, H, S, Dv]``.
         key: where the keys come from.
         value: where the values come from.
+        score_scale: what the score product itself multiplies by.
+        value_scale: what the value product itself multiplies by.
         sink: the sink, where there is one.
         stabiliser: the (ReduceMax, Sub) nodes of the chain that subtract the row maximum: without effect on a softmax.
         probabilities_read: who else reads the scores or probabilities; None where nobody does.
@@ -77,6 +80,7 @@ class AttentionSite(Site):
         heads: H.
         length: S.
         total: T.
+        body: the main graph or function body that it is in.
     """
 
     query: ir.Value
@@ -87,6 +91,8 @@ class AttentionSite(Site):
     product: ir.Node
     key: KeyValueSource
     value: KeyValueSource
+    score_scale: float
+    value_scale: float
     sink: Sink | None
     stabiliser: tuple[ir.Node, ...]
     probabilities_read: str | None
@@ -94,6 +100,14 @@ class AttentionSite(Site):
     heads: Dim
     length: Dim
     total: Dim
+    body: Body
+
+    @property
+    def graph(self) -> ir.Graph:
+        """The graph that holds its nodes: that of the body, or a branch or loop in it."""
+        graph = self.product.graph
+        assert graph is not None
+        return graph
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,9 +119,18 @@ class FusedAttention(Site):
         operator: its name.
         query: its query operand.
         past: its past key and value operands, where they are given.
+        body: the main graph or function body that it is in.
     """
 
     node: ir.Node
     operator: str
     query: ir.Value
     past: tuple[ir.Value, ir.Value] | None
+    body: Body
+
+    @property
+    def graph(self) -> ir.Graph:
+        """The graph that holds its nodes: that of the body, or a branch or loop in it."""
+        graph = self.node.graph
+        assert graph is not None
+        return graph

@@ -10,6 +10,14 @@ as a small program, the *body*: the exporter's own nodes, each with what it read
 * an :class:`ExpertTensor`: a parameter of which each expert has its own;
 * an ``ir.Value``: a constant or computed value that depends neither on the token nor on the expert.
 
+How a step is to be replayed where its node works on rows in another arrangement:
+
+* ``MatMul`` reads a row and a parameter. Where the parameter comes first it multiplies the row as a column
+  (``y = W x``, a part of shape ``[O, I]``); where it comes second the row is a row (``y = x W``, ``[I, O]``).
+* Biases and other values broadcast against rows ``[N, F]`` by their last axis; they may have leading axes of one
+  (``[1, F]``, ``[1, 1, F]``), whose number is that of the exporter's arrangement.
+* Where ``axes`` is given, the node's own attribute or operand for its axes is that of the exporter's arrangement.
+
 So a scale of the input (Llama 4), of the output (most others) or of something in between is a step like any other,
 and so are biases, norms inside an expert, clamps and the dequantisation of a weight. The result of the last step is
 added up over the K choices of each token.
@@ -102,8 +110,10 @@ class ExpertSite(Site):
         tokens: the token rows, ``[T, H]`` (or ``[B, S, H]``, T = B*S), before any repetition or sorting.
         indices: the chosen experts, integer ``[T, K]`` (or ``[B, S, K]``), as they really reach the experts.
         weights: their weights, ``[T, K]``, as they really reach the experts; None where the block does not weight.
-        output: the sum over the chosen experts, same rank and dtype as ``tokens``; a value of the graph that the
-            rewrite replaces.
+        weights_by_expert: whether ``weights`` is ``[T, E]`` instead (``[B, S, E]``), with a weight for every expert, of
+            which those of the chosen ones count.
+        output: the sum over the chosen experts, same rank as ``tokens``, of the dtype of the last step; a value of the
+            graph that the rewrite replaces.
         body: what one expert does with one row, in execution order; the last step's result ``[N, H]`` is added up.
         experts: E.
         top_k: K.
@@ -123,3 +133,4 @@ class ExpertSite(Site):
     tokens_dim: Dim
     hidden: int
     interior: tuple[ir.Node, ...]
+    weights_by_expert: bool = False

@@ -75,7 +75,7 @@ def broadcast_heads(source: KeyValueSource, heads: Dim) -> KeyValueSource:
 
 def _layout_step(node: ir.Node, view: ShapeView) -> ir.Value | None:
     """The value that ``node`` only lays out anew or multiplies by one number."""
-    if node.domain:
+    if node.domain or any(attribute.is_ref() for attribute in node.attributes.values()):
         return None
     if node.op_type in LAYOUT_OPS:
         return node.inputs[0]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     import onnx_ir as ir
 
+    from graphsurgery.analysis.bodies import Body
     from graphsurgery.analysis.dims import Dim
     from graphsurgery.analysis.shapes import ShapeView
 
@@ -31,29 +32,46 @@ _BODY = frozenset(
 _MAX_NODES = 200
 
 
-def mask_kinds(operands: Sequence[ir.Value], length: Dim, total: Dim, view: ShapeView) -> tuple[str, ...]:
+def mask_kinds(operands: Sequence[ir.Value], length: Dim, total: Dim, body: Body) -> tuple[str, ...]:
     """``causal`` or not, and ``sliding`` or ``full``, from the operands of a chain that have columns.
+
+    Where a function gets its mask from its callers, what all calls have in common.
 
     Args:
         operands: what the chain takes from outside.
         length: S.
         total: T.
-        view: shapes.
+        body: the graph or function body that holds the chain.
     """
+    found = [_kinds_of(operands, length, total, body, call) for call in range(max(1, len(body.calls)))]
+    return tuple(kind for kind in found[0] if all(kind in other for other in found))
+
+
+def _kinds_of(operands: Sequence[ir.Value], length: Dim, total: Dim, body: Body, call: int) -> tuple[str, ...]:
+    """The kinds for one call of the body."""
     above = below = False
-    pending, seen = list(operands), set[object]()
+    pending = [(value, length, total, body) for value in operands]
+    seen = set[object]()
     while pending and len(seen) < _MAX_NODES:
-        value = pending.pop()
+        value, rows, columns, place = pending.pop()
         node = value.producer()
+        if node is None and value not in seen:
+            seen.add(value)
+            handed = place.arguments(value)
+            if handed:
+                given, caller = handed[call if place is body else 0]
+                shape = caller.view.shape(given) or ()
+                if len(shape) > 1:
+                    pending.append((given, shape[-2], shape[-1], caller))
         if node is None or node in seen or node.domain:
             continue
         seen.add(node)
         if node.op_type in _COMPARISONS:
-            side = _bound(node, length, total, view)
+            side = _bound(node, rows, columns, place.view)
             above |= side > 0
             below |= side < 0
         elif node.op_type in _BODY:
-            pending += [item for item in node.inputs if item is not None]
+            pending += [(item, rows, columns, place) for item in node.inputs if item is not None]
         elif is_op(node, "Trilu"):
             above = True
     causal = ("causal",) if above else ()

@@ -18,6 +18,7 @@ from graphsurgery.patterns.matcher import is_op
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from graphsurgery.analysis.bodies import Body
     from graphsurgery.patterns.attention_sites import AttentionSite
 
 __all__ = ["LOW", "Mask", "find_mask"]
@@ -31,6 +32,7 @@ _PASSING = frozenset(
         *("Trilu", "Gather", "GatherND", "Dropout"),
     }
 )
+_BOOLEAN = frozenset({"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "Not", "And", "Or", "Xor", "IsNaN"})
 _MAX_DEPTH = 64
 
 
@@ -70,7 +72,7 @@ def find_mask(site: AttentionSite, wide: Sequence[ir.Value]) -> Mask | str:
         return f"node {late[0].name!r} ({late[0].op_type}) changes the scores behind the mask"
     if is_op(node, "Where") and node.inputs[0] is value:
         return _condition(node, value, site)
-    if is_op(node, "Add") and _zero_or_low(value, {}, 0):
+    if is_op(node, "Add") and _Values(site.body).zero_or_low(value):
         return Mask(value, boolean=False)
     return f"{value.name!r} is not known to be zero or low only"
 
@@ -78,30 +80,12 @@ def find_mask(site: AttentionSite, wide: Sequence[ir.Value]) -> Mask | str:
 def _condition(node: ir.Node, value: ir.Value, site: AttentionSite) -> Mask | str:
     yes, no = node.inputs[1], node.inputs[2]
     inside = {output for item in (site.scores, *site.chain) for output in item.outputs}
-    if yes in inside and _is_low(no):
+    values = _Values(site.body)
+    if yes in inside and values.low(no):
         return Mask(value, boolean=True, attended=True)
-    if no in inside and _is_low(yes):
+    if no in inside and values.low(yes):
         return Mask(value, boolean=True, attended=False)
     return f"node {node.name!r} replaces scores by something that is not low"
-
-
-def _numbers(value: ir.Value | None) -> list[float] | None:
-    array = constant_of(value) if value is not None else None
-    if array is None or array.dtype.kind not in "fiub":
-        return None
-    return [float(item) for item in array.reshape(-1)]
-
-
-def _is_low(value: ir.Value | None) -> bool:
-    numbers = _numbers(value)
-    if numbers is not None:
-        return bool(numbers) and all(item <= LOW for item in numbers)
-    node = value.producer() if value is not None else None
-    if node is not None and not node.domain and node.op_type in (*_PASSING, "ConstantOfShape"):
-        if node.op_type == "ConstantOfShape":
-            return _filled(node) <= LOW
-        return _is_low(node.inputs[0])
-    return False
 
 
 def _filled(node: ir.Node) -> float:
@@ -109,74 +93,110 @@ def _filled(node: ir.Node) -> float:
     return 0.0 if attribute is None else float(attribute.as_tensor().numpy().reshape(-1)[0])
 
 
-def _zero_or_low(value: ir.Value | None, known: dict[ir.Value, bool], depth: int) -> bool:
-    """Whether every element of ``value`` is 0 or at most :data:`LOW`, by how it is made."""
-    if value is None or depth > _MAX_DEPTH:
+class _Values:
+    """What the elements of a value can be, by how it is made; a parameter is what every caller hands over."""
+
+    def __init__(self, body: Body) -> None:
+        self._bodies: dict[ir.Graph, Body] = {}
+        self._known: dict[ir.Value, bool] = {}
+        pending = [body]
+        while pending:
+            item = pending.pop()
+            if item.graph not in self._bodies:
+                self._bodies[item.graph] = item
+                pending += [call.caller for call in item.calls]
+
+    def _handed(self, value: ir.Value | None) -> list[ir.Value]:
+        """What callers hand over for a parameter; nothing for every other value."""
+        graph = value.graph if value is not None and value.producer() is None else None
+        body = self._bodies.get(graph) if graph is not None else None
+        if body is None or value is None:
+            return []
+        return [item for item, _ in body.arguments(value)]
+
+    def numbers(self, value: ir.Value | None) -> list[float] | None:
+        """The elements, where they are known."""
+        array = constant_of(value) if value is not None else None
+        if array is None or array.dtype.kind not in "fiub":
+            return None
+        return [float(item) for item in array.reshape(-1)]
+
+    def low(self, value: ir.Value | None) -> bool:
+        """Whether every element is at most :data:`LOW`."""
+        numbers = self.numbers(value)
+        if numbers is not None:
+            return bool(numbers) and all(item <= LOW for item in numbers)
+        handed = self._handed(value)
+        if handed:
+            return all(self.low(item) for item in handed)
+        node = value.producer() if value is not None else None
+        if node is not None and not node.domain and node.op_type in (*_PASSING, "ConstantOfShape"):
+            if node.op_type == "ConstantOfShape":
+                return _filled(node) <= LOW
+            return self.low(node.inputs[0])
         return False
-    numbers = _numbers(value)
-    if numbers is not None:
-        return all(item == 0 or item <= LOW for item in numbers)
-    if value not in known:
-        known[value] = False
-        known[value] = _made_zero_or_low(value.producer(), known, depth)
-    return known[value]
 
+    def zero_or_low(self, value: ir.Value | None, depth: int = 0) -> bool:
+        """Whether every element is 0 or at most :data:`LOW`."""
+        if value is None or depth > _MAX_DEPTH:
+            return False
+        numbers = self.numbers(value)
+        if numbers is not None:
+            return all(item == 0 or item <= LOW for item in numbers)
+        if value not in self._known:
+            self._known[value] = False
+            handed = self._handed(value)
+            if handed:
+                self._known[value] = all(self.zero_or_low(item, depth + 1) for item in handed)
+            else:
+                self._known[value] = self._made_zero_or_low(value.producer(), depth)
+        return self._known[value]
 
-def _made_zero_or_low(node: ir.Node | None, known: dict[ir.Value, bool], depth: int) -> bool:
-    if node is None or node.domain:
+    def _made_zero_or_low(self, node: ir.Node | None, depth: int) -> bool:
+        if node is None or node.domain:
+            return False
+
+        def inner(position: int) -> bool:
+            return self.zero_or_low(node.inputs[position], depth + 1)
+
+        if node.op_type in _PASSING:
+            return inner(0)
+        if node.op_type == "ConstantOfShape":
+            return _filled(node) == 0 or _filled(node) <= LOW
+        if node.op_type == "Where":
+            return inner(1) and inner(2)
+        if node.op_type in ("Add", "Min", "Sum"):
+            return all(inner(position) for position in range(len(node.inputs)))
+        if node.op_type == "Mul":
+            # 0/1 times low, in either order; zero-or-low times 0/1.
+            return any(
+                self._zero_or_one(node.inputs[left], depth) and (self.low(node.inputs[right]) or inner(right))
+                for left, right in ((0, 1), (1, 0))
+            )
         return False
 
-    def inner(position: int) -> bool:
-        return _zero_or_low(node.inputs[position], known, depth + 1)
-
-    if node.op_type in _PASSING:
-        return inner(0)
-    if node.op_type == "ConstantOfShape":
-        return _filled(node) == 0 or _filled(node) <= LOW
-    if node.op_type == "Where":
-        return inner(1) and inner(2)
-    if node.op_type in ("Add", "Min", "Sum"):
-        return all(inner(position) for position in range(len(node.inputs)))
-    if node.op_type == "Mul":
-        # 0/1 times low, in either order; zero-or-low times 0/1.
-        pairs = ((0, 1), (1, 0))
-        return any(
-            _zero_or_one(node.inputs[left], depth) and (_is_low(node.inputs[right]) or inner(right))
-            for left, right in pairs
-        )
-    return False
-
-
-def _zero_or_one(value: ir.Value | None, depth: int) -> bool:
-    """Whether every element is 0 or 1: a boolean that was cast, or one minus that."""
-    if value is None or depth > _MAX_DEPTH:
-        return False
-    if value.dtype == ir.DataType.BOOL:
-        return True
-    numbers = _numbers(value)
-    if numbers is not None:
-        return all(item in (0, 1) for item in numbers)
-    node = value.producer()
-    if node is None or node.domain:
-        return False
-    if node.op_type in (
-        "Less",
-        "LessOrEqual",
-        "Greater",
-        "GreaterOrEqual",
-        "Equal",
-        "Not",
-        "And",
-        "Or",
-        "Xor",
-        "IsNaN",
-    ):
-        return True
-    if node.op_type in _PASSING:
-        return _zero_or_one(node.inputs[0], depth + 1)
-    if node.op_type in ("Sub", "Mul", "Min", "Max"):
-        ones = _numbers(node.inputs[0])
+    def _zero_or_one(self, value: ir.Value | None, depth: int) -> bool:
+        """Whether every element is 0 or 1: a boolean that was cast, or one minus that."""
+        if value is None or depth > _MAX_DEPTH:
+            return False
+        if value.dtype == ir.DataType.BOOL:
+            return True
+        numbers = self.numbers(value)
+        if numbers is not None:
+            return all(item in (0, 1) for item in numbers)
+        handed = self._handed(value)
+        if handed:
+            return all(self._zero_or_one(item, depth + 1) for item in handed)
+        node = value.producer()
+        if node is None or node.domain:
+            return False
+        if node.op_type in _BOOLEAN:
+            return True
+        if node.op_type in _PASSING:
+            return self._zero_or_one(node.inputs[0], depth + 1)
         if node.op_type == "Sub":
-            return ones is not None and all(item == 1 for item in ones) and _zero_or_one(node.inputs[1], depth + 1)
-        return all(_zero_or_one(item, depth + 1) for item in node.inputs)
-    return False
+            ones = self.numbers(node.inputs[0])
+            return ones is not None and all(item == 1 for item in ones) and self._zero_or_one(node.inputs[1], depth + 1)
+        if node.op_type in ("Mul", "Min", "Max"):
+            return all(self._zero_or_one(item, depth + 1) for item in node.inputs)
+        return False

@@ -22,19 +22,20 @@ _TRANSPARENT = frozenset({"Identity", "Cast", "CastLike", "Dropout"})
 
 
 class GraphIndex:
-    """Nodes of a model by operator, and their order.
+    """Nodes of a graph by operator, and their order.
 
     Attributes:
-        order: position of each node of the main graph and its subgraphs in execution order: a node of a subgraph
+        order: position of each node of the graph and its subgraphs in execution order: a node of a subgraph
             comes before the node that holds the subgraph.
         owner: the node that holds each subgraph.
     """
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, graph: ir.Graph | None = None) -> None:
+        """Index ``graph``, the main graph where none is given: that of a function for its body."""
         self._by_op: dict[tuple[str, str], list[ir.Node]] = {}
         self.order: dict[ir.Node, int] = {}
         self.owner: dict[ir.Graph, ir.Node] = {}
-        self._visit(model.graph)
+        self._visit(model.graph if graph is None else graph)
 
     def _visit(self, graph: ir.Graph) -> None:
         # Subgraphs nest a few levels deep at most: recursion is over levels, not over nodes.

@@ -89,6 +89,7 @@ class Block:
         out = self._rewrite.emit("MatMul", [probabilities, values], name="weighted", dtype=values.dtype)
         for node in self._site.value.scales:
             out = self._of.scaled(node, out)
+        out = self._of.multiplied(out, self._site.value_scale, "scaled_values")
         return self._unfold(out, "weighted_by_head") if self._folded else out
 
     def _spread(self, block: ir.Value, source: KeyValueSource) -> ir.Value:

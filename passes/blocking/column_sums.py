@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from graphsurgery.analysis.dims import Dim
-    from graphsurgery.analysis.shapes import Shapes
+    from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.editing.slice_pushing import Cuts, SlicePusher
     from graphsurgery.editing.spans import Span
     from graphsurgery.rewrite import Rewrite
@@ -24,7 +24,7 @@ class ColumnSums:
     """A value without columns that is reduced from one with columns, computed block by block."""
 
     def __init__(
-        self, rewrite: Rewrite, shapes: Shapes, pusher: SlicePusher, total: Dim, rows: Cuts, columns: Sequence[Span]
+        self, rewrite: Rewrite, shapes: ShapeView, pusher: SlicePusher, total: Dim, rows: Cuts, columns: Sequence[Span]
     ) -> None:
         self._rewrite, self._shapes, self._pusher = rewrite, shapes, pusher
         self._total, self._rows, self._columns = total, rows, columns

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from graphsurgery.analysis.constants import constant_of
 from graphsurgery.analysis.slices import runs_along
 from graphsurgery.patterns.matcher import is_op, readers
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from graphsurgery.analysis.bodies import Body
     from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.editing.spans import Span
     from graphsurgery.patterns.attention_sites import AttentionSite
@@ -121,7 +121,7 @@ def row_guard(site: AttentionSite) -> ir.Node | None:
     guard = following[0]
     position = next(index for index, item in enumerate(guard.inputs) if item is output)
     other = guard.inputs[3 - position] if position else None
-    number = constant_of(other) if other is not None else None
+    number = site.body.constant(other)
     return guard if number is not None and number.size == 1 else None
 
 
@@ -145,12 +145,12 @@ def keys_blockable(site: AttentionSite) -> str | None:
             continue
         if is_op(node, "Dropout") and len(node.inputs) < 3:
             continue
-        if is_op(node, "Where") and _is_zero(node.inputs[1]):
+        if is_op(node, "Where") and _is_zero(node.inputs[1], site.body):
             continue
         return f"node {node.name!r} ({node.op_type}) works on the probabilities"
     return None
 
 
-def _is_zero(value: ir.Value | None) -> bool:
-    number = constant_of(value) if value is not None else None
+def _is_zero(value: ir.Value | None, body: Body) -> bool:
+    number = body.constant(value)
     return number is not None and bool(np.all(number == 0))

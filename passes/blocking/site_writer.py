@@ -10,15 +10,17 @@ import onnx_ir as ir
 
 from graphsurgery.analysis.slices import runs_along
 from graphsurgery.editing.slice_pushing import Cuts, cut
-from graphsurgery.editing.spans import TO_END, Span, as_value, blocks_of, least
+from graphsurgery.editing.spans import TO_END, Span, as_value, blocks_of
 from graphsurgery.passes.blocking.block import Block
 from graphsurgery.passes.blocking.column_sums import ColumnSums
 from graphsurgery.passes.blocking.plan import BlockPlan, Heads
+from graphsurgery.passes.blocking.survey import row_block
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from graphsurgery.analysis.dims import Dim
+    from graphsurgery.passes.blocking.survey import Survey
     from graphsurgery.passes.blocking.writer import BlockWriter
     from graphsurgery.patterns.attention_sites import AttentionSite, KeyValueSource
 
@@ -42,6 +44,7 @@ class SiteWriter:
         self.dtype = self.shapes.dtype(site.scores.outputs[0])
         self.columns = Span(0, *(2 * (writer.bound(site.total, (site.key.base, site.key.length_axis)),)))
         self.few_rows = 0
+        self._surveyed = False
         self._separated: dict[tuple[ir.Value, ir.Graph], ir.Value] = {}
         self._sliced: dict[tuple[int, Heads, Span, ir.Graph], ir.Value] = {}
 
@@ -141,6 +144,9 @@ class SiteWriter:
 
     def _loop_rows(self, heads: Heads, size: int) -> ir.Value:
         """A Loop over query blocks of ``size`` rows, the last one shorter, whatever S is at run time."""
+        surveyor, plan = self.writer.surveyor, self.plan
+        trimmed = plan.mask if plan.skip == "trim" else None
+        survey = surveyor.survey(self.site, trimmed, self._wide_guard(), size, plan.min_rows)
         rewrite, emit, constant = self.rewrite, self.rewrite.emit, self.rewrite.constant
         length = as_value(rewrite, self.writer.bound(self.site.length, (self.site.query, 2)))
         trips = self.writer.trips(self.site.length, length, size)
@@ -157,14 +163,9 @@ class SiteWriter:
         number, go_on, done = body.inputs
         done.shape = None
         with rewrite.inside(body):
-            place = emit(
-                "Reshape", [number, constant([1], "one_element")], name="block_number", dtype=_INT64, shape=[1]
-            )
-            start = emit("Mul", [place, constant([size], "block_size")], name="start", dtype=_INT64, shape=[1])
-            past = emit("Add", [start, constant([size], "block_size")], name="start_of_next", dtype=_INT64, shape=[1])
-            end = least(rewrite, past, length)
-            span = Span(start, end, emit("Sub", [end, start], name="rows", dtype=_INT64, shape=[1]))
-            out = self._write_block(heads, span, whole=False)
+            span = row_block(self.writer, number, size, length)
+            columns = surveyor.columns(survey, number) if survey is not None else None
+            out = self._write_block(heads, span, whole=False, needed=columns, survey=survey)
             more = emit("SequenceInsert", [done, out], name="more_done", dtype=None)
             more.type = sequence
             body.outputs.append(emit("Identity", [go_on], name="still", dtype=ir.DataType.BOOL, shape=[]))
@@ -181,10 +182,22 @@ class SiteWriter:
             return parts[0]
         return self.rewrite.emit("Concat", parts, {"axis": axis}, name=name, dtype=parts[0].dtype)
 
-    def _write_block(self, heads: Heads, rows: Span, whole: bool) -> ir.Value:
+    def _wide_guard(self) -> ir.Value | None:
+        """The condition of the row guard, where it is made of something with rows and columns."""
+        condition = self.guard.inputs[0] if self.guard is not None else None
+        if condition is None or not self._all_rows(condition) or not self.pusher.is_wide(condition):
+            return None
+        return condition
+
+    def _write_block(
+        self, heads: Heads, rows: Span, whole: bool, needed: Span | None = None, survey: Survey | None = None
+    ) -> ir.Value:
         columns = self.columns
         row_cuts = self._mask_row_cuts(rows, whole)
-        if self.plan.skip == "trim" and self.plan.mask is not None and not whole:
+        self._surveyed = needed is not None
+        if needed is not None:
+            columns = needed
+        elif self.plan.skip == "trim" and self.plan.mask is not None and not whole:
             columns = self.writer.needed(self.site, self.plan.mask, row_cuts)
         query = self._query(heads, rows, whole)
         block = Block(self, heads, rows, whole, columns, query)
@@ -196,7 +209,7 @@ class SiteWriter:
         else:
             spans = self._column_blocks(columns)
             out = block.running(spans)
-        return self._guarded(out, rows, whole, spans)
+        return self._guarded(out, rows, whole, spans, survey)
 
     def block_is_needed(self, rows: Span, whole: bool, columns: Span) -> ir.Value | None:
         """Whether some row of a query block needs some column of a key block: a scalar; None where it always does."""
@@ -255,7 +268,15 @@ class SiteWriter:
         query = cut(self.rewrite, self.site.query, tuple(cuts), name="query")
         for node in self.site.key.scales:
             query = self.scaled(node, query)
-        return query
+        return self.multiplied(query, self.site.score_scale, "scaled_query")
+
+    def multiplied(self, value: ir.Value, factor: float, name: str) -> ir.Value:
+        """``value`` times what a product of the exporter's multiplies by itself."""
+        if factor == 1:
+            return value
+        dtype = self.dtype or _FLOAT
+        number = self.rewrite.constant(np.asarray(factor, dtype.numpy()), "factor")
+        return self.rewrite.emit("Mul", [value, number], name=name, dtype=dtype)
 
     def scaled(self, node: ir.Node, value: ir.Value) -> ir.Value:
         """``value`` multiplied as ``node`` multiplies what runs through it."""
@@ -341,13 +362,13 @@ class SiteWriter:
                 return self.writer.few_rows_mask(site, value, everything, self.few_rows)
             return self.pusher.get(value, tuple(cuts))
         mask = self.plan.mask
-        if self.plan.skip == "trim" and mask is not None and mask.value is value:
+        if self.plan.skip == "trim" and mask is not None and mask.value is value and not self._surveyed:
             return self.writer.mask_part(site, value, tuple(cuts), column_axis, columns)
         return self.pusher.get(value, (*cuts, (column_axis, columns)))
 
     # ---- rows without a key ---------------------------------------------------------------------------------------
 
-    def _guarded(self, out: ir.Value, rows: Span, whole: bool, columns: list[Span]) -> ir.Value:
+    def _guarded(self, out: ir.Value, rows: Span, whole: bool, columns: list[Span], survey: Survey | None) -> ir.Value:
         guard = self.guard
         if guard is None:
             return out
@@ -361,7 +382,13 @@ class SiteWriter:
             return self._guarded_by(guard, part, out)
         if not whole and shape is not None and len(shape) >= 2 and runs_along(shape[-2], self.site.length):
             cuts = ((len(shape) - 2, rows),)
-        if len(columns) > 1 and columns[0].start == 0:
+        key_block = self.plan.kv_block_size
+        if whole and survey is None and key_block is not None:
+            # No block of rows is made here, but the guard of all rows is not made of all rows and columns either.
+            survey = self.writer.surveyor.survey(self.site, None, self._wide_guard(), key_block, self.plan.min_rows)
+        if survey is not None and survey.guard is not None:
+            part = cut(self.rewrite, survey.guard, cuts, name="rows_of_guard")
+        elif len(columns) > 1 and columns[0].start == 0:
             part = ColumnSums(self.rewrite, self.shapes, self.pusher, self.site.total, cuts, columns).get(condition)
         else:
             part = self.pusher.get(condition, cuts)

@@ -11,13 +11,14 @@ from graphsurgery.editing.slice_pushing import Cuts, SlicePusher, cut
 from graphsurgery.editing.spans import Bound, Sizes, Span, as_value, blocks_of
 from graphsurgery.passes.blocking.plan import BlockPlan, row_guard
 from graphsurgery.passes.blocking.site_writer import SiteWriter
+from graphsurgery.passes.blocking.survey import Surveyor, row_cuts_of
 from graphsurgery.patterns.masks import LOW, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from graphsurgery.analysis.dims import Dim
-    from graphsurgery.analysis.shapes import Shapes
+    from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.patterns.attention_sites import AttentionSite
     from graphsurgery.rewrite import Rewrite
 
@@ -32,10 +33,10 @@ class BlockWriter:
 
     Args:
         rewrite: where nodes are inserted.
-        shapes: of the model before the edit.
+        shapes: of the body before the edit.
     """
 
-    def __init__(self, rewrite: Rewrite, shapes: Shapes) -> None:
+    def __init__(self, rewrite: Rewrite, shapes: ShapeView) -> None:
         self.rewrite = rewrite
         self.shapes = shapes
         self._sizes = Sizes(rewrite, shapes)
@@ -47,6 +48,7 @@ class BlockWriter:
         self._mask_parts: dict[tuple[ir.Value, Span, ir.Graph], ir.Value] = {}
         self._few_masks: dict[tuple[ir.Value, int], ir.Value] = {}
         self._counts: dict[tuple[Dim, str, int], ir.Value] = {}
+        self.surveyor = Surveyor(self)
 
     def write(self, site: AttentionSite, plan: BlockPlan) -> tuple[ir.Value, ir.Value]:
         """Emit ``site`` as blocks.
@@ -96,14 +98,19 @@ class BlockWriter:
 
         It is not the exporter's finished mask, which would be computed on the other path too.
         """
-        if value.producer() is None:
+        if not self.pusher(site).is_made(value):
             return value
         key = (value, limit)
         if key not in self._few_masks:
             few = self.few_rows(site, limit)
             made = self.rewrite.body("mask_of_few", ())
             with self.rewrite.inside(made):
-                made.outputs.append(self.pusher(site).get(value, cuts))
+                part = self.pusher(site).get(value, cuts)
+            if part.graph is not made:
+                # Nothing of it can be made here: it is there already.
+                self._few_masks[key] = part
+                return part
+            made.outputs.append(part)
             none = self.rewrite.body("no_mask", ())
             with self.rewrite.inside(none):
                 dtype = self.shapes.dtype(value) or _FLOAT
@@ -134,6 +141,10 @@ class BlockWriter:
             with self.rewrite.prologue():
                 self._counts[key] = make()
         return self._counts[key]
+
+    def row_cuts(self, site: AttentionSite, value: ir.Value, rows: Span) -> Cuts:
+        """The cut of ``value`` to some rows of ``site``; none where it has no rows."""
+        return row_cuts_of(self.shapes.shape(value), site.length, rows)
 
     def edges(self, size: Dim, count: int, seen_on: tuple[ir.Value, int]) -> list[Span]:
         """The blocks of an axis of ``size``; computed once where they can be at the start of the graph."""

@@ -86,6 +86,20 @@ def hold(path: str, index: str, depth: str, keep: int) -> None:
     assert_pruned_equal(before, after, model, built, lenient=half, seed=SAMPLE_SEED, written=written)
 
 
+EXPERTS = [path for path in PATHS if MANIFEST[path]["moe"] not in (None, "none", False) and "lm_head" not in path]
+
+
+@pytest.mark.parametrize("path", EXPERTS)
+def test_the_last_layer_is_pruned_through_its_experts(path: str):
+    """Its attention, its router and its experts see the chosen rows: what is left whole is in front of them."""
+    model = ir.load(FIXTURES / path)
+    report = Pipeline([PruneLastToken(index="last", depth="layer")], check=True)(model)
+    (site,) = report.passes[0].sites
+    operator = "genai" in path
+    assert ("1 expert block" in site.reason) is not operator
+    assert "matrix products" in site.reason
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_the_head_is_found(path: str):
     entry = MANIFEST[path]

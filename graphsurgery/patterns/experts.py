@@ -1,0 +1,228 @@
+"""Expert blocks (mixture of experts) in every spelling: which experts, which tokens, and what one expert does.
+
+Anchored on the sum over the copies of a token's row. From there up through whatever order the exporter keeps the rows
+in, to the tokens, the route weights, the chosen experts and the parameters. Nothing is matched by position or name: which
+expert a parameter belongs to is read from the numbers that rows are picked by.
+
+Source of the computation: Shazeer et al. 2017.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING
+
+from graphsurgery.analysis.shapes import shapes_of
+from graphsurgery.patterns.attention import layer_of
+from graphsurgery.patterns.experts_dense import SpreadReader, adds_nothing, replace_weight, unchosen
+from graphsurgery.patterns.experts_finish import exclusive, finish
+from graphsurgery.patterns.experts_loop import LoopReader
+from graphsurgery.patterns.experts_numbers import IndexReader, Pairs, Run, reduced_axes
+from graphsurgery.patterns.experts_parameters import ParameterReader
+from graphsurgery.patterns.experts_rows import RowReader
+from graphsurgery.patterns.experts_terms import Step, UnreadableError, label
+from graphsurgery.patterns.matcher import GraphIndex, is_op, readers, subgraphs
+from graphsurgery.patterns.site import Refusal
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from graphsurgery.analysis.shapes import Shapes
+    from graphsurgery.patterns.expert_sites import ExpertSite
+    from graphsurgery.patterns.experts_dense import Spread
+    from graphsurgery.patterns.experts_layout import Labels
+    from graphsurgery.patterns.experts_rows import Found
+
+__all__ = ["find_experts"]
+
+_MAX_COPIES = 4096
+
+
+def find_experts(model: ir.Model) -> list[ExpertSite | Refusal]:
+    """Every expert block of the main graph, in graph order; what looks like one and cannot be read is refused."""
+    return _Finder(model).find()
+
+
+class _Finder:
+    def __init__(self, model: ir.Model) -> None:
+        self._model = model
+        self._index = GraphIndex(model)
+        self._shapes: Shapes = shapes_of(model)
+        self._numbers = IndexReader(self._shapes)
+        self._parameters = ParameterReader(self._shapes)
+        self._constant = _constant_values(model)
+        self._seen: set[ir.Value] = set()  # choices of experts whose block was read or refused
+
+    def find(self) -> list[ExpertSite | Refusal]:
+        found: list[tuple[int, ExpertSite | Refusal]] = []
+        for node in self._index.nodes("ReduceSum"):
+            if node.graph is self._model.graph:
+                site = self._summed(node)
+                if site is not None:
+                    found.append((self._index.order[node], site))
+        loops = LoopReader(self._shapes, self._index, self._numbers, self._parameters, self._constant)
+        for item in loops.sums(self._model.graph):
+            try:
+                block: ExpertSite | Refusal | None = loops.read(item)
+            except UnreadableError as error:
+                block = self._refusal(item.node, str(error))
+            if block is None:
+                continue
+            found.append((self._index.order[item.node], block))
+            self._seen.add(item.root)
+        found += self._left_over()
+        for operator in ("MoE", "QMoE"):
+            fused = self._index.nodes(operator, domain="com.microsoft")
+            found += [(self._index.order[node], _fused(node)) for node in fused]
+        found.sort(key=lambda item: item[0])
+        return [dataclasses.replace(site, id=f"experts:{number}") for number, (_, site) in enumerate(found)]
+
+    def _left_over(self) -> list[tuple[int, Refusal]]:
+        """Choices of experts that pick matrices, or rows for several experts, and whose block was not found."""
+        found: dict[ir.Value, ir.Node] = {}
+        masks: dict[ir.Value, list[ir.Node]] = {}
+        for node in self._index.nodes("Gather", "GatherND", "NonZero", "Range"):
+            if node.graph is not self._model.graph:
+                continue
+            if node.op_type in ("NonZero", "Range"):
+                pairs = self._numbers.content(node.outputs[0])
+                if isinstance(pairs, Pairs | Run):
+                    masks.setdefault(pairs.root, []).append(node)
+            elif node.inputs[0] in self._constant and self._picks_matrices(node):
+                chosen = self._numbers.chosen(node.inputs[1])
+                if chosen is not None:
+                    found.setdefault(chosen.root, node)
+        found.update({root: nodes[0] for root, nodes in masks.items() if len(nodes) > 1})
+        return [
+            (self._index.order[node], _unfound(node, root)) for root, node in found.items() if root not in self._seen
+        ]
+
+    def _picks_matrices(self, node: ir.Node) -> bool:
+        """Whether what ``node`` picks from a parameter is multiplied as a matrix."""
+        if (self._shapes.rank(node.inputs[0]) or 0) < 3 or node.inputs[1] in self._constant:  # type: ignore[arg-type]
+            return False
+        value = node.outputs[0]
+        while True:
+            following = readers(value)
+            if len(following) != 1:
+                return any(is_op(reader, "MatMul") for reader in following)
+            if not is_op(following[0], "Transpose", "Cast", "DequantizeLinear", "Identity", "Mul", "Sub"):
+                return is_op(following[0], "MatMul")
+            value = following[0].outputs[0]
+
+    def _summed(self, node: ir.Node) -> ExpertSite | Refusal | None:
+        """The block whose copies ``node`` adds up along an axis of their own."""
+        start = self._summed_axes(node)
+        if start is None:
+            return None
+        axes, copies = start
+        reader = self._reader(node, axes, copies)
+        found = reader.found
+        try:
+            term = reader.rows(node.inputs[0], axes, None)
+            if not isinstance(term, Step) or not found.matrices:
+                return None
+            if found.roots:
+                return self._chosen(node, term, found, copies)
+            if found.labelled is None or len(found.weights) != 1:
+                return None
+            value, labels = next(iter(found.weights.items()))
+            spread = SpreadReader(self._shapes, self._numbers, reader).read(value, labels)
+        except UnreadableError as error:
+            return self._refusal(node, str(error)) if found.roots and found.matrices else None
+        finally:
+            if found.matrices:
+                self._seen.update(found.roots)
+        self._seen.add(spread.root)
+        try:
+            return self._dense(node, term, found, spread, copies)
+        except UnreadableError as error:
+            return self._refusal(node, str(error))
+
+    def _reader(self, node: ir.Node, axes: Labels, copies: int) -> RowReader:
+        """A reader for the rows that ``node`` sums."""
+        reader = RowReader(self._shapes, self._numbers, self._parameters, self._constant, copies)
+        if copies > 1:
+            return reader
+        # One expert a token: nothing need repeat the rows, so that only the choice tells the block from what is above.
+        first = RowReader(self._shapes, self._numbers, self._parameters, self._constant, copies)
+        with contextlib.suppress(UnreadableError):
+            first.rows(node.inputs[0], axes, None)
+        reader.inside = exclusive(node, [*first.found.roots, *first.found.weights])
+        return reader
+
+    def _chosen(self, node: ir.Node, term: Step, found: Found, copies: int) -> ExpertSite:
+        """The block that runs the chosen experts."""
+        root = next(iter(found.roots))
+        if self._numbers.top_k(root) != copies:
+            chosen = self._numbers.top_k(root)
+            raise UnreadableError(f"it adds up {copies} rows a token, but {chosen} experts are chosen")
+        arranged = [value for value, axes in found.weights.items() if axes not in (("t", "c"), ("b", "s", "c"))]
+        if arranged:
+            raise UnreadableError(f"value {arranged[0].name!r} holds weights in an order of its own")
+        if found.labelled is not None:
+            raise UnreadableError(f"parameter {found.labelled.name!r} has a part for each choice")
+        form = "grouped" if found.grouped else "batched"
+        return finish(node.outputs[0], term, found, form, self._shapes, self._index)
+
+    def _dense(self, node: ir.Node, term: Step, found: Found, spread: Spread, experts: int) -> ExpertSite:
+        """The block that runs all experts on all tokens."""
+        if not adds_nothing(term, unchosen(spread)):
+            raise UnreadableError("experts that are not chosen add something too")
+        if spread.term is None or spread.weights is None:
+            raise UnreadableError(f"the experts that {spread.root.name!r} chooses have no weights")
+        replaced = replace_weight(term, spread.term)
+        assert isinstance(replaced, Step)
+        found.roots[spread.root] = None
+        found.experts[spread.root] = experts
+        found.weights = {spread.weights: ("t", "c")}
+        by_expert = spread.by_expert
+        return finish(node.outputs[0], replaced, found, "dense", self._shapes, self._index, weights_by_expert=by_expert)
+
+    def _summed_axes(self, node: ir.Node) -> tuple[Labels, int] | None:
+        source = node.inputs[0]
+        shape = self._shapes.shape(source) if source is not None else None
+        reduced = reduced_axes(node)
+        if shape is None or reduced is None or len(reduced) != 1 or not 3 <= len(shape) <= 4:
+            return None
+        axis = reduced[0] % len(shape)
+        copies = shape[axis]
+        if not isinstance(copies, int) or not 1 <= copies <= _MAX_COPIES or not isinstance(shape[-1], int):
+            return None
+        if axis == len(shape) - 1:
+            return None
+        outer = [place for place in range(len(shape) - 1) if place != axis]
+        names = ("t",) if len(outer) == 1 else ("b", "s")
+        labels = dict(zip(outer, names, strict=True))
+        labels[axis], labels[len(shape) - 1] = "c", "f"
+        return tuple(labels[place] for place in range(len(shape))), copies
+
+    # ---- the site -------------------------------------------------------------------------------------------------
+
+    def _refusal(self, node: ir.Node, reason: str) -> Refusal:
+        text = f"the expert block that ends in {node.op_type} {node.name or node.outputs[0].name!r} cannot be read: {reason}"
+        return Refusal(id="", kinds=("experts",), layer=layer_of(node), reason=text)
+
+
+def _fused(node: ir.Node) -> Refusal:
+    reason = (
+        f"the expert block is one operator, com.microsoft {label(node)}, which routes inside: no value holds its choice"
+    )
+    return Refusal(id="", kinds=("experts", "op"), layer=layer_of(node), reason=reason)
+
+
+def _unfound(node: ir.Node, root: ir.Value) -> Refusal:
+    reason = f"the sum of the experts that {root.name!r} chooses, for which {label(node)} picks, cannot be found"
+    return Refusal(id="", kinds=("experts",), layer=layer_of(node), reason=reason)
+
+
+def _constant_values(model: ir.Model) -> set[ir.Value]:
+    """The values of the main graph that depend on no input."""
+    constant = set(model.graph.initializers.values())
+    for node in model.graph:
+        if not all(value is None or value in constant for value in node.inputs):
+            continue
+        if not node.op_type.startswith("Random") and not any(subgraphs(node)):
+            constant.update(node.outputs)
+    return constant

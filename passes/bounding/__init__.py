@@ -1,0 +1,1 @@
+"""How a bound on the context is found and written."""

@@ -19,10 +19,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from _measure import Run, Sample, alternate, environment, memory, reset_peak, table, worker
+from _measure import Run, alternate, environment, table, worker
+
+from graphsurgery.benching.memory import read_memory, reset_peak
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from graphsurgery.benching.samples import Sample
 
 _EXPORT = "export"
 _PASSES = {
@@ -44,10 +48,10 @@ def step(model: str, slots: int, position: int, bound: int, threads: int, repeat
     options.log_severity_level = 3
     session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     feeds = _feeds(session.get_inputs(), slots, position, bound)
-    loaded = memory()
+    loaded = read_memory()
     fresh_peak = reset_peak()
     result = session.run(None, feeds)[0]
-    first = memory()
+    first = read_memory()
     seconds = []
     for _ in range(repeats):
         started = time.perf_counter()
@@ -55,7 +59,7 @@ def step(model: str, slots: int, position: int, bound: int, threads: int, repeat
         seconds.append(time.perf_counter() - started)
     return {
         "seconds": statistics.median(seconds),
-        "over": first.peak - (loaded.resident if fresh_peak else loaded.peak),
+        "over": (first.peak or 0) - ((loaded.resident if fresh_peak else loaded.peak) or 0),
         "checksum": float(np.abs(result[0, -1]).mean()),
     }
 
@@ -142,7 +146,7 @@ def main() -> int:
     header = ("model", "latency", "faster", "memory over the loaded model", "mean of the logits")
     print(table(header, rows))
     if given.json is not None:
-        values = {name: {key: sample.to_json() for key, sample in figures.items()} for name, figures in found.items()}
+        values = {name: {key: sample.to_data() for key, sample in figures.items()} for name, figures in found.items()}
         listed = [dict(zip(header, row, strict=True)) for row in rows]
         given.json.write_text(json.dumps({"environment": about, "rows": listed, "values": values}, indent=1) + "\n")
     return 0

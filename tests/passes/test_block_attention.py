@@ -160,8 +160,30 @@ def test_masks_are_sliced_once_for_all_layers() -> None:
     assert one["mask_columns"] == 4
 
 
+def test_loops_share_one_survey_of_the_mask() -> None:
+    """Needed columns and the row guard are found once for three layers; a layer makes only the part that it needs."""
+    model, kinds = blocked("block-attention{q_block_size=4}")
+    assert kinds["surveyed"] == 1
+    assert kinds["survey_by_rows"] == 1
+    assert kinds["needed_columns"] == 1
+    assert kinds["row_guard"] == 1
+    assert kinds["rows_of_guard"] == 3
+    assert kinds["query_blocks"] == 3
+    assert kinds["mask_columns"] == 0
+    loops = [node for node in model.graph.all_nodes() if node.op_type == "Loop"]
+    assert [len(loop.attributes["body"].as_graph().outputs) for loop in loops] == [4, 2, 2, 2]
+
+
+def test_two_masks_get_a_survey_each() -> None:
+    _, kinds = blocked("block-attention{q_block_size=4}", "gemma2")
+    assert kinds["surveyed"] == 2
+    assert kinds["query_blocks"] == 4
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss_batched", "optimum_llama"])
-@pytest.mark.parametrize("spec", [MODES["prefill_q"], MODES["prefill_qkv"], MODES["loop_q"], MODES["lanes"]])
+@pytest.mark.parametrize(
+    "spec", [MODES["prefill_q"], MODES["prefill_qkv"], MODES["loop_q"], MODES["loop_kv"], MODES["lanes"]]
+)
 def test_no_tensor_with_rows_and_columns_is_left(name: str, spec: str) -> None:
     model, _ = blocked(spec, name)
     shapes = Shapes(model)

@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import onnx_ir as ir
 import pytest
 
 from graphsurgery.analysis.shapes import Shapes
@@ -19,10 +20,9 @@ from graphsurgery.passes.block_attention import BlockAttention
 from graphsurgery.pipeline import Pipeline
 from graphsurgery.registry import make_pass
 from tests.conftest import SAMPLE_SEED
+from tests.strategies.attentions import TWO_MASKS, AttentionSpec, build
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
-
     from graphsurgery.site_report import PassReport
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -194,6 +194,21 @@ def test_no_tensor_with_rows_and_columns_is_left(name: str, spec: str) -> None:
         for value in node.outputs:
             shape = shapes.shape(value) or ()
             assert not (length in shape and totals & set(shape)), (node.op_type, value.name, shape)
+
+
+@pytest.mark.parametrize("mask", TWO_MASKS)
+def test_keys_are_trimmed_by_two_masks(mask: str) -> None:
+    """A causal mask and a padding mask of their own: the needed keys are those that both leave."""
+    spec = AttentionSpec(
+        1, 2, 4, 4, "scores_mul", "transpose", "unsqueeze", mask, "finite", False, False, "none", False, None
+    )
+    model = ir.from_proto(build(spec))
+    report = Pipeline(["block-attention{q_block_size=4}"])(model).passes[0]
+    assert report.sites[0].reason == (
+        "query blocks of 4 in a loop, keys trimmed by the mask, keys and values not expanded"
+    )
+    kinds = collections.Counter(node.op_type for node in model.graph.all_nodes())
+    assert kinds["ArgMax"] == 2
 
 
 def test_a_second_run_changes_nothing() -> None:

@@ -13,6 +13,8 @@ import contextlib
 import dataclasses
 from typing import TYPE_CHECKING
 
+import onnx_ir as ir
+
 from graphsurgery.analysis.shapes import shapes_of
 from graphsurgery.patterns.attention import layer_of
 from graphsurgery.patterns.experts_dense import SpreadReader, adds_nothing, replace_weight, unchosen
@@ -26,8 +28,6 @@ from graphsurgery.patterns.matcher import GraphIndex, is_op, readers, subgraphs
 from graphsurgery.patterns.site import Refusal
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
-
     from graphsurgery.analysis.shapes import Shapes
     from graphsurgery.patterns.expert_sites import ExpertSite
     from graphsurgery.patterns.experts_dense import Spread
@@ -56,7 +56,7 @@ class _Finder:
 
     def find(self) -> list[ExpertSite | Refusal]:
         found: list[tuple[int, ExpertSite | Refusal]] = []
-        for node in self._index.nodes("ReduceSum"):
+        for node in self._index.nodes("ReduceSum", "MatMul"):
             if node.graph is self._model.graph:
                 site = self._summed(node)
                 if site is not None:
@@ -113,14 +113,18 @@ class _Finder:
 
     def _summed(self, node: ir.Node) -> ExpertSite | Refusal | None:
         """The block whose copies ``node`` adds up along an axis of their own."""
-        start = self._summed_axes(node)
+        product = is_op(node, "MatMul")
+        start = self._weighted_axes(node) if product else self._summed_axes(node)
         if start is None:
             return None
         axes, copies = start
         reader = self._reader(node, axes, copies)
         found = reader.found
         try:
-            term = reader.rows(node.inputs[0], axes, None)
+            term = reader.rows(node.inputs[1 if product else 0], axes, None)
+            if product and isinstance(term, Step):
+                weight = reader.rows(node.inputs[0], (*axes[:-2], "1", "c"), None)
+                term = Step(ir.Node("", "Mul", (), num_outputs=1), (term, weight))
             if not isinstance(term, Step) or not found.matrices:
                 return None
             if found.roots:
@@ -148,7 +152,7 @@ class _Finder:
         # One expert a token: nothing need repeat the rows, so that only the choice tells the block from what is above.
         first = RowReader(self._shapes, self._numbers, self._parameters, self._constant, copies)
         with contextlib.suppress(UnreadableError):
-            first.rows(node.inputs[0], axes, None)
+            first.rows(node.inputs[1 if is_op(node, "MatMul") else 0], axes, None)
         reader.inside = exclusive(node, [*first.found.roots, *first.found.weights])
         return reader
 
@@ -164,7 +168,7 @@ class _Finder:
         if found.labelled is not None:
             raise UnreadableError(f"parameter {found.labelled.name!r} has a part for each choice")
         form = "grouped" if found.grouped else "batched"
-        return finish(node.outputs[0], term, found, form, self._shapes, self._index)
+        return finish(_flat(node), term, found, form, self._shapes, self._index)
 
     def _dense(self, node: ir.Node, term: Step, found: Found, spread: Spread, experts: int) -> ExpertSite:
         """The block that runs all experts on all tokens."""
@@ -178,7 +182,7 @@ class _Finder:
         found.experts[spread.root] = experts
         found.weights = {spread.weights: ("t", "c")}
         by_expert = spread.by_expert
-        return finish(node.outputs[0], replaced, found, "dense", self._shapes, self._index, weights_by_expert=by_expert)
+        return finish(_flat(node), replaced, found, "dense", self._shapes, self._index, weights_by_expert=by_expert)
 
     def _summed_axes(self, node: ir.Node) -> tuple[Labels, int] | None:
         source = node.inputs[0]
@@ -198,11 +202,31 @@ class _Finder:
         labels[axis], labels[len(shape) - 1] = "c", "f"
         return tuple(labels[place] for place in range(len(shape))), copies
 
+    def _weighted_axes(self, node: ir.Node) -> tuple[Labels, int] | None:
+        """The rows of a product that weighs and sums them: ``[T, 1, K]`` times ``[T, K, H]``."""
+        left, right = node.inputs
+        weights, rows = (self._shapes.shape(item) if item is not None else None for item in (left, right))
+        if weights is None or rows is None or not len(weights) == len(rows) == 3 or weights[1] != 1:
+            return None
+        copies = rows[1]
+        if right in self._constant or copies != weights[2] or weights[0] != rows[0] or not isinstance(rows[2], int):
+            return None
+        return (("t", "c", "f"), copies) if isinstance(copies, int) and copies <= _MAX_COPIES else None
+
     # ---- the site -------------------------------------------------------------------------------------------------
 
     def _refusal(self, node: ir.Node, reason: str) -> Refusal:
         text = f"the expert block that ends in {node.op_type} {node.name or node.outputs[0].name!r} cannot be read: {reason}"
         return Refusal(id="", kinds=("experts",), layer=layer_of(node), reason=text)
+
+
+def _flat(node: ir.Node) -> ir.Value:
+    """The sum that ``node`` makes, without the axis of one that a product leaves."""
+    value = node.outputs[0]
+    following = readers(value)
+    if is_op(node, "MatMul") and len(following) == 1 and is_op(following[0], "Squeeze", "Reshape"):
+        return following[0].outputs[0]
+    return value
 
 
 def _fused(node: ir.Node) -> Refusal:

@@ -167,7 +167,7 @@ class _Finder:
             raise UnreadableError(f"value {arranged[0].name!r} holds weights in an order of its own")
         if found.labelled is not None:
             raise UnreadableError(f"parameter {found.labelled.name!r} has a part for each choice")
-        form = "grouped" if found.grouped else "batched"
+        form = "dense" if found.dense else "grouped" if found.grouped else "batched"
         return finish(_flat(node), term, found, form, self._shapes, self._index)
 
     def _dense(self, node: ir.Node, term: Step, found: Found, spread: Spread, experts: int) -> ExpertSite:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from graphsurgery.analysis.constants import const_ints, constant_of
 from graphsurgery.patterns.expert_sites import ROUTE_WEIGHT, TOKEN_ROW
+from graphsurgery.patterns.experts_finish import exclusive
 from graphsurgery.patterns.experts_layout import ROWS, has_copies, regroup, same_axes
 from graphsurgery.patterns.experts_numbers import Numbers, Pairs, Run, Slots, Space, reduced_axes
 from graphsurgery.patterns.experts_parameters import unify
@@ -68,6 +69,7 @@ class Found:
         nodes: nodes whose rows are those of the experts.
         experts: E, by the chosen experts.
         grouped: whether each expert works on its own rows among those sorted by expert.
+        dense: whether every expert works on every token.
         labelled: a parameter that has one part for each copy of the rows.
         matrices: whether rows are multiplied by a matrix.
     """
@@ -78,6 +80,7 @@ class Found:
     nodes: dict[ir.Node, None] = dataclasses.field(default_factory=dict)
     experts: dict[ir.Value, int] = dataclasses.field(default_factory=dict)
     grouped: bool = False
+    dense: bool = False
     labelled: ir.Value | None = None
     matrices: bool = False
 
@@ -270,6 +273,7 @@ class RowReader:
             "Split": self._features,
             "Gather": self._gather,
             "GatherND": self._gather_nd,
+            "GatherElements": self._gather_elements,
             "Concat": self._concat,
         }.get(kind)
         if rule is not None:
@@ -404,7 +408,45 @@ class RowReader:
             self.found.grouped = True
             self._count(space.root, len(copies), label(node))
             return term
+        if axes[axis] == "c" and space is None and len(node.inputs) == self._copies > 1:
+            return self._stacked_copies(node, axis, axes)
         raise UnreadableError(f"{label(node)} puts rows together in a way that cannot be followed")
+
+    def _stacked_copies(self, node: ir.Node, axis: int, axes: Labels) -> Term:
+        """What E copies give for all tokens, put side by side."""
+        outer, copies = self.inside, []
+        for number, item in enumerate(node.inputs):
+            producer = item.producer() if item is not None else None
+            if item is None or producer is None or self._shapes.dim(item, axis) != 1:
+                raise UnreadableError(f"{label(node)} puts rows together in a way that cannot be followed")
+            self.inside = exclusive(producer, ())
+            space = Space("all", node.outputs[0], number)
+            copies.append(self.rows(item, (*axes[:axis], "1", *axes[axis + 1 :]), space))
+        self.inside = outer
+        self.found.labelled = node.outputs[0]
+        self.found.nodes[node] = None
+        return unify(copies, self._shapes)
+
+    def _gather_elements(self, node: ir.Node, _: ir.Value, axes: Labels, space: Space | None) -> Term:
+        """Of what all experts give, that of the chosen ones."""
+        data, index = node.inputs
+        assert data is not None
+        attribute = node.attributes.get("axis")
+        axis = (0 if attribute is None else attribute.as_int()) % len(axes)
+        chosen, experts = self._numbers.chosen(index), self._sizes(data)[axis]
+        picked = tuple("1" if name == "f" else name for name in axes)
+        if chosen is None or not isinstance(experts, int) or space is not None or axes[axis] != "c":
+            raise UnreadableError(f"{label(node)} picks in a way that cannot be followed")
+        if chosen.axes != picked or not self._numbers.identity(chosen, experts):
+            raise UnreadableError(f"{label(node)} picks in a way that cannot be followed")
+        every = RowReader(self._shapes, self._numbers, self._parameters, self._constant, experts)
+        every.found = self.found
+        term = every.rows(data, axes, None)
+        if self.found.weights:
+            raise UnreadableError(f"{label(node)} picks rows that are weighted already")
+        self.found.labelled, self.found.dense = None, True
+        self._count(chosen.root, experts, label(node))
+        return term
 
     def _count(self, root: ir.Value, experts: int, where: str) -> None:
         self.found.roots[root] = None

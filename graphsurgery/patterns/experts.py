@@ -20,9 +20,10 @@ from graphsurgery.patterns.attention import layer_of
 from graphsurgery.patterns.experts_dense import SpreadReader, adds_nothing, replace_weight, unchosen
 from graphsurgery.patterns.experts_finish import exclusive, finish
 from graphsurgery.patterns.experts_loop import LoopReader
-from graphsurgery.patterns.experts_numbers import IndexReader, Pairs, Run, reduced_axes
+from graphsurgery.patterns.experts_numbers import IndexReader, Pairs, Run
 from graphsurgery.patterns.experts_parameters import ParameterReader
 from graphsurgery.patterns.experts_rows import RowReader
+from graphsurgery.patterns.experts_starts import start_of
 from graphsurgery.patterns.experts_terms import Step, UnreadableError, label
 from graphsurgery.patterns.matcher import GraphIndex, is_op, readers, subgraphs
 from graphsurgery.patterns.site import Refusal
@@ -31,12 +32,10 @@ if TYPE_CHECKING:
     from graphsurgery.analysis.shapes import Shapes
     from graphsurgery.patterns.expert_sites import ExpertSite
     from graphsurgery.patterns.experts_dense import Spread
-    from graphsurgery.patterns.experts_layout import Labels
     from graphsurgery.patterns.experts_rows import Found
+    from graphsurgery.patterns.experts_starts import Start
 
 __all__ = ["find_experts"]
-
-_MAX_COPIES = 4096
 
 
 def find_experts(model: ir.Model) -> list[ExpertSite | Refusal]:
@@ -56,7 +55,7 @@ class _Finder:
 
     def find(self) -> list[ExpertSite | Refusal]:
         found: list[tuple[int, ExpertSite | Refusal]] = []
-        for node in self._index.nodes("ReduceSum", "MatMul"):
+        for node in self._index.nodes("ReduceSum", "MatMul", "Einsum"):
             if node.graph is self._model.graph:
                 site = self._summed(node)
                 if site is not None:
@@ -113,17 +112,16 @@ class _Finder:
 
     def _summed(self, node: ir.Node) -> ExpertSite | Refusal | None:
         """The block whose copies ``node`` adds up along an axis of their own."""
-        product = is_op(node, "MatMul")
-        start = self._weighted_axes(node) if product else self._summed_axes(node)
+        start = start_of(node, self._shapes, self._constant)
         if start is None:
             return None
-        axes, copies = start
-        reader = self._reader(node, axes, copies)
+        copies = start.copies
+        reader = self._reader(node, start)
         found = reader.found
         try:
-            term = reader.rows(node.inputs[1 if product else 0], axes, None)
-            if product and isinstance(term, Step):
-                weight = reader.rows(node.inputs[0], (*axes[:-2], "1", "c"), None)
+            term = reader.rows(start.rows, start.axes, None)
+            if start.weights is not None and isinstance(term, Step):
+                weight = reader.rows(start.weights, start.weight_axes, None)
                 term = Step(ir.Node("", "Mul", (), num_outputs=1), (term, weight))
             if not isinstance(term, Step) or not found.matrices:
                 return None
@@ -144,15 +142,16 @@ class _Finder:
         except UnreadableError as error:
             return self._refusal(node, str(error))
 
-    def _reader(self, node: ir.Node, axes: Labels, copies: int) -> RowReader:
+    def _reader(self, node: ir.Node, start: Start) -> RowReader:
         """A reader for the rows that ``node`` sums."""
+        copies = start.copies
         reader = RowReader(self._shapes, self._numbers, self._parameters, self._constant, copies)
         if copies > 1:
             return reader
         # One expert a token: nothing need repeat the rows, so that only the choice tells the block from what is above.
         first = RowReader(self._shapes, self._numbers, self._parameters, self._constant, copies)
         with contextlib.suppress(UnreadableError):
-            first.rows(node.inputs[1 if is_op(node, "MatMul") else 0], axes, None)
+            first.rows(start.rows, start.axes, None)
         reader.inside = exclusive(node, [*first.found.roots, *first.found.weights])
         return reader
 
@@ -183,37 +182,6 @@ class _Finder:
         found.weights = {spread.weights: ("t", "c")}
         by_expert = spread.by_expert
         return finish(_flat(node), replaced, found, "dense", self._shapes, self._index, weights_by_expert=by_expert)
-
-    def _summed_axes(self, node: ir.Node) -> tuple[Labels, int] | None:
-        source = node.inputs[0]
-        shape = self._shapes.shape(source) if source is not None else None
-        reduced = reduced_axes(node)
-        if shape is None or reduced is None or len(reduced) != 1 or not 3 <= len(shape) <= 4:
-            return None
-        axis = reduced[0] % len(shape)
-        copies = shape[axis]
-        if not isinstance(copies, int) or not 1 <= copies <= _MAX_COPIES or not isinstance(shape[-1], int):
-            return None
-        if axis == len(shape) - 1:
-            return None
-        outer = [place for place in range(len(shape) - 1) if place != axis]
-        names = ("t",) if len(outer) == 1 else ("b", "s")
-        labels = dict(zip(outer, names, strict=True))
-        labels[axis], labels[len(shape) - 1] = "c", "f"
-        return tuple(labels[place] for place in range(len(shape))), copies
-
-    def _weighted_axes(self, node: ir.Node) -> tuple[Labels, int] | None:
-        """The rows of a product that weighs and sums them: ``[T, 1, K]`` times ``[T, K, H]``."""
-        left, right = node.inputs
-        weights, rows = (self._shapes.shape(item) if item is not None else None for item in (left, right))
-        if weights is None or rows is None or not len(weights) == len(rows) == 3 or weights[1] != 1:
-            return None
-        copies = rows[1]
-        if right in self._constant or copies != weights[2] or weights[0] != rows[0] or not isinstance(rows[2], int):
-            return None
-        return (("t", "c", "f"), copies) if isinstance(copies, int) and copies <= _MAX_COPIES else None
-
-    # ---- the site -------------------------------------------------------------------------------------------------
 
     def _refusal(self, node: ir.Node, reason: str) -> Refusal:
         text = f"the expert block that ends in {node.op_type} {node.name or node.outputs[0].name!r} cannot be read: {reason}"

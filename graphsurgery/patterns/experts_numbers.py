@@ -259,6 +259,10 @@ class IndexReader:
             padded = ("1",) * (len(after) - len(axes)) + tuple(axes)
             sizes = (1,) * (len(after) - len(before)) + tuple(before)
             return tuple("1" if size == 1 else name for name, size in zip(padded, sizes, strict=True))
+        places = const_ints(node.inputs[1]) if node.op_type == "Unsqueeze" and len(node.inputs) > 1 else None
+        if places is not None:
+            added, rest = {place % len(after) for place in places}, iter(axes)
+            return tuple("1" if place in added else next(rest) for place in range(len(after)))
         return regroup(axes, before, after, self.top_k(source.root))
 
     def _computed(self, node: ir.Node) -> Content | None:

@@ -10,18 +10,19 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+import onnx_ir as ir
+
 from graphsurgery.analysis.constants import const_ints, constant_of
 from graphsurgery.patterns.expert_sites import ROUTE_WEIGHT, TOKEN_ROW
 from graphsurgery.patterns.experts_finish import exclusive
 from graphsurgery.patterns.experts_layout import ROWS, has_copies, regroup, same_axes
 from graphsurgery.patterns.experts_numbers import Numbers, Pairs, Run, Slots, Space, reduced_axes
 from graphsurgery.patterns.experts_parameters import unify
+from graphsurgery.patterns.experts_starts import equation_of
 from graphsurgery.patterns.experts_terms import Step, Term, UnreadableError, label
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
-
-    import onnx_ir as ir
 
     from graphsurgery.analysis.dims import Dim
     from graphsurgery.analysis.shapes import ShapeView
@@ -188,10 +189,10 @@ class RowReader:
     def _token(self, value: ir.Value, axes: Labels) -> Term:
         views: dict[int, ir.Value] = {}
         while True:
-            if "1" not in axes and len(axes) in (2, 3):
+            if axes in (("t", "f"), ("b", "s", "f")) or (self._copies == 1 and "1" not in axes and len(axes) in (2, 3)):
                 views[len(axes)] = value
             node = value.producer()
-            if node is None or node.domain or node.op_type not in (*_LAYOUT, "Identity", "Expand"):
+            if node is None or node.domain or node.op_type not in (*_LAYOUT, "Identity", "Expand", "Transpose"):
                 break
             source = node.inputs[0]
             above = self.arranged(node, value, axes) if source is not None else None
@@ -269,6 +270,7 @@ class RowReader:
         rule = {
             "MatMul": self._product,
             "Gemm": self._gemm,
+            "Einsum": self._einsum,
             "Slice": self._features,
             "Split": self._features,
             "Gather": self._gather,
@@ -327,12 +329,35 @@ class RowReader:
             return Step(node, (self._matrix(left, parameter, space), self.rows(right, rows, space)))
         raise UnreadableError(f"{label(node)} is no product of rows and a parameter")
 
-    def _matrix(self, value: ir.Value, axes: Labels, space: Space | None) -> Term:
+    def _matrix(self, value: ir.Value | None, axes: Labels, space: Space | None) -> Term:
         self.found.matrices = True
         term = self.rows(value, axes, space)
         if isinstance(term, Step) and term.per_row:
-            raise UnreadableError(f"value {value.name!r}, which multiplies rows, is no parameter")
+            raise UnreadableError(f"{label(term.node)}, which multiplies rows, is no parameter")
         return term
+
+    def _einsum(self, node: ir.Node, _: ir.Value, axes: Labels, space: Space | None) -> Term:
+        """A product of rows and a parameter, summed over one letter of features."""
+        equation = equation_of(node)
+        if equation is None or len(equation[0]) != 2 or axes.count("f") != 1:
+            raise UnreadableError(f"{label(node)} is no product of rows and a parameter")
+        letters, output = equation
+        names = dict(zip(output, axes, strict=True))
+        new = output[axes.index("f")]
+        for place in (0, 1):
+            rows, parameter = letters[place], letters[1 - place]
+            summed = [letter for letter in rows if letter not in output]
+            if new in rows or new not in parameter or len(summed) != 1 or summed[0] not in parameter:
+                continue
+            if set(rows) | set(parameter) != {*output, summed[0]}:
+                continue
+            given = names | {summed[0]: "f"}
+            matrix = self._matrix(node.inputs[1 - place], tuple(given[letter] for letter in parameter), space)
+            row = self.rows(node.inputs[place], tuple(given[letter] for letter in rows), space)
+            column = parameter.index(new) < parameter.index(summed[0])
+            product = ir.Node("", "MatMul", (), num_outputs=1)
+            return Step(product, (matrix, row) if column else (row, matrix))
+        raise UnreadableError(f"{label(node)} is no product of rows and a parameter")
 
     def _gemm(self, node: ir.Node, value: ir.Value, axes: Labels, space: Space | None) -> Term:
         turned = node.attributes.get("transA")

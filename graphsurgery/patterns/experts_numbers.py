@@ -258,7 +258,9 @@ class IndexReader:
             # Only what repeats nothing: a repetition along the features is the business of a ScatterElements.
             padded = ("1",) * (len(after) - len(axes)) + tuple(axes)
             sizes = (1,) * (len(after) - len(before)) + tuple(before)
-            return tuple("1" if size == 1 else name for name, size in zip(padded, sizes, strict=True))
+            return tuple(
+                "1" if size == 1 and wide != 1 else name for name, size, wide in zip(padded, sizes, after, strict=True)
+            )
         places = const_ints(node.inputs[1]) if node.op_type == "Unsqueeze" and len(node.inputs) > 1 else None
         if places is not None:
             added, rest = {place % len(after) for place in places}, iter(axes)

@@ -247,9 +247,12 @@ class BindDims(Pass):
 
     def rewrite(self, model: ir.Model, sites: Sequence[DimSite | Absent], report: PassReport) -> frozenset[str]:
         """See :meth:`Pass.rewrite`."""
-        for absent in [site for site in sites if isinstance(site, Absent)]:
-            report.sites.append(SiteReport(absent.id, absent.kinds, None, "skipped", absent.reason))
-        sites = [site for site in sites if isinstance(site, DimSite)]
+        for site in sites:
+            if isinstance(site, Absent):
+                report.sites.append(SiteReport(site.id, site.kinds, None, "skipped", site.reason))
+        return self._bind(model, [site for site in sites if isinstance(site, DimSite)], report)
+
+    def _bind(self, model: ir.Model, sites: Sequence[DimSite], report: PassReport) -> frozenset[str]:
         numbers = {site.name: site.value for site in sites if site.name is not None and site.value is not None}
         folded = 0
         if any(site.value is not None for site in sites):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -335,3 +336,24 @@ def test_no_data_file_is_read(fixtures_dir, tmp_path):
     model = load(tmp_path / "model.onnx")
     report = bind(model, "batch=1,seq=16,past=0")
     assert (report.nodes_before, report.nodes_after) == (260, 230)
+
+
+# ---- roles that a model does not have ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("llama", "batch=1,seq=4,past=3,context=16", "no input of the model has a size of that role"),
+        ("llama_static", "batch=1,seq=4,context=16", "it is {} already"),
+    ],
+)
+def test_a_role_that_says_nothing_of_the_model_is_an_error_or_skipped(name: str, options: str, reason: str):
+    path = Path(__file__).parents[2] / "fixtures" / name / "model.onnx"
+    with pytest.raises(UsageError, match="context"):
+        Pipeline([f"bind-dims{{{options}}}"])(load(path))
+    report = Pipeline([f"bind-dims{{{options},missing=skip}}"])(load(path))
+    (site,) = [site for site in report.passes[0].sites if site.id == "dim:context"]
+    slots = "40"
+    assert (site.status, site.reason) == ("skipped", reason.format(slots))
+    assert report.passes[0].count("rewritten") >= 2

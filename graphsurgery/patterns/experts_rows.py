@@ -149,9 +149,13 @@ class RowReader:
         if everywhere and (node is None or node not in (self.inside or ())):
             return self._token(value, axes)
         if not has_copies(axes) and not everywhere:
-            if "f" not in axes:
+            # What is computed of a token in an arrangement of its own belongs to the experts that read it.
+            if "f" in axes and (node is None or "1" not in axes or self._views(value, axes)[1]):
+                return self._token(value, axes)
+            if "f" not in axes and not self._from_rows(value, axes):
                 raise UnreadableError(f"value {value.name!r} has a number for each token")
-            return self._token(value, axes)
+            assert node is not None
+            return self._node(node, value, axes, space)
         if self._copies == 1 and space is None and "f" in axes and self.inside is not None and node not in self.inside:
             return self._token(value, axes)
         if "f" not in axes:
@@ -187,6 +191,16 @@ class RowReader:
         return value
 
     def _token(self, value: ir.Value, axes: Labels) -> Term:
+        value, views = self._views(value, axes)
+        for known in self.found.tokens.values():
+            if any(item in known.values() for item in views.values()):
+                known.update({rank: item for rank, item in views.items() if rank not in known})
+                return TOKEN_ROW
+        self.found.tokens[value] = views
+        return TOKEN_ROW
+
+    def _views(self, value: ir.Value, axes: Labels) -> tuple[ir.Value, dict[int, ir.Value]]:
+        """What ``value`` arranges, and the arrangements on the way that are plain rows, by rank."""
         views: dict[int, ir.Value] = {}
         while True:
             if axes in (("t", "f"), ("b", "s", "f")) or (self._copies == 1 and "1" not in axes and len(axes) in (2, 3)):
@@ -199,12 +213,7 @@ class RowReader:
             if source is None or above is None or (has_copies(above) and self._copies != 1):
                 break
             value, axes = source, above
-        for known in self.found.tokens.values():
-            if any(item in known.values() for item in views.values()):
-                known.update({rank: item for rank, item in views.items() if rank not in known})
-                return TOKEN_ROW
-        self.found.tokens[value] = views
-        return TOKEN_ROW
+        return value, views
 
     def _weight(self, value: ir.Value, axes: Labels) -> Term:
         """The route weight, where ``value`` is a number for each (token, copy) that no row was reduced to."""

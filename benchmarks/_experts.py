@@ -78,7 +78,7 @@ class _MixtureBuilder(Builder):
         self._mixture = size
 
     def wide_model(self) -> onnx.ModelProto:
-        rows = ["T", self._mixture.hidden]
+        rows: list[int | str] = ["T", self._mixture.hidden]
         indices, weights = self._route("x")
         self._dense("x", indices, weights, output="y")
         tensors = list(self._tensors.values())

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from graphsurgery.analysis.shapes import shapes_of
 from graphsurgery.errors import UsageError
 from graphsurgery.pass_base import Pass
-from graphsurgery.passes.experts.chosen_rows import choose_rows
+from graphsurgery.passes.experts.chosen_rows import choose_rows, rows_chosen_by
 from graphsurgery.passes.experts.grouped import write_grouped
 from graphsurgery.passes.experts.packed import write_loop, write_unroll
 from graphsurgery.passes.experts.plan import Plan, plan_of, why_not
@@ -27,6 +27,7 @@ from graphsurgery.site_report import Detail, PassReport, SiteReport
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from graphsurgery.analysis.shapes import Shapes
     from graphsurgery.passes.experts.plan import Form
 
 __all__ = ["GatherExperts"]
@@ -122,6 +123,7 @@ class GatherExperts(Pass):
         if not rest:
             return frozenset()
         rewrite = Rewrite(model, self.name, rest[0].id, scope="gather_experts")
+        read = {site.id: _read_by(site, shapes_of(model)) for site in rest}
         rest = choose_rows(model, rewrite, rest, [_scope(site) for site in rest])
         shapes = shapes_of(model)
         written: list[tuple[ExpertSite, Plan, dict[str, Detail]]] = []
@@ -130,7 +132,7 @@ class GatherExperts(Pass):
             plan = self.plan(site)
             before = rewrite.inserted
             source = BlockSource(rewrite, shapes, site, Program.of(site, shapes))
-            self._replace(source, plan)
+            self._replace(source, plan, read[site.id])
             detail = self._detail(source, plan, rewrite.inserted - before)
             written.append((site, plan, detail))
         boundaries = rewrite.commit()
@@ -141,7 +143,7 @@ class GatherExperts(Pass):
             report.sites.append(SiteReport(site.id, site.kinds, site.layer, "rewritten", reason, detail, (boundary,)))
         return frozenset(value.name or "" for value in model.graph.outputs)
 
-    def _replace(self, source: BlockSource, plan: Plan) -> None:
+    def _replace(self, source: BlockSource, plan: Plan, read: list[ir.Value]) -> None:
         site, rewrite = source.site, source.rewrite
         old = site.output
         end = old.producer()
@@ -154,8 +156,7 @@ class GatherExperts(Pass):
         if old.type is not None:
             new.type = old.type
         rewrite.replace_all_uses(old, new)
-        inputs = [value for value in (site.tokens, site.indices, site.weights) if value is not None]
-        rewrite.record(inputs, [before], inputs, [after])
+        rewrite.record(read, [before], read, [after])
 
     def _write(self, source: BlockSource, plan: Plan) -> ir.Value:
         if plan.below is None:
@@ -204,6 +205,13 @@ class GatherExperts(Pass):
             detail["chunk_size"] = self.chunk_size
             detail["lanes"] = min(self.lanes, site.experts)
         return detail
+
+
+def _read_by(site: ExpertSite, shapes: Shapes) -> list[ir.Value]:
+    """What the site reads in the model as it is, the numbers of the rows that are read of it included."""
+    chosen = rows_chosen_by(site, shapes)
+    values = (site.tokens, site.indices, site.weights, chosen.inputs[1] if chosen is not None else None)
+    return [value for value in values if value is not None]
 
 
 def _scope(site: ExpertSite) -> str:

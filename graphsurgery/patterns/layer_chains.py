@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING
 
 from graphsurgery.patterns.layer_words import Letter, split_word
@@ -32,7 +33,17 @@ _ENOUGH = 0.75  # of a cone in repeated layers: no shorter leaps are tried
 _SHORTEST_LEAP = 8
 _PRODUCTS = frozenset(
     {
-        *("MatMul", "Gemm", "Einsum", "Conv", "MatMulInteger", "QLinearMatMul", "MatMulNBits", "MatMulBnb4", "FusedMatMul"),
+        *(
+            "MatMul",
+            "Gemm",
+            "Einsum",
+            "Conv",
+            "MatMulInteger",
+            "QLinearMatMul",
+            "MatMulNBits",
+            "MatMulBnb4",
+            "FusedMatMul",
+        ),
         *("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QGemm", "FusedGemm", "MoE", "QMoE", "If", "Loop"),
     }
 )
@@ -138,7 +149,7 @@ def _segments(
     # What lies before the first cut reads the source in several places: it is no layer, unless it ends in a cut itself.
     letters = [
         _letter(flow, path[start + 1 : end + 1], path[start], leap, cone, mixers)
-        for start, end in zip(cuts, cuts[1:], strict=False)
+        for start, end in itertools.pairwise(cuts)
     ]
     mixing = any(node in mixers for node in cone)
     found: list[Segment] = []
@@ -209,7 +220,7 @@ _MIXING = frozenset(
     {
         *("Attention", "MultiHeadAttention", "GroupQueryAttention", "PackedMultiHeadAttention", "PagedAttention"),
         *("DecoderMaskedMultiHeadAttention", "SparseAttention", "PackedAttention", "QAttention", "LongformerAttention"),
-        *("LinearAttention", "CausalConvWithState", "RNN", "LSTM", "GRU", "Scan", "TensorScatter"),
+        *("LinearAttention", "CausalConvWithState", "RNN", "LSTM", "GRU", "Scan", "TensorScatter", "Conv"),
     }
 )
 _PASSING = frozenset({"Cast", "CastLike", "Where", "Dropout", "Identity", "Slice", "Transpose", "Reshape", "Mul"})
@@ -218,7 +229,8 @@ _FAR = 12
 
 def mixing_nodes(flow: Flow, states: Iterable[ir.Value]) -> set[ir.Node]:
     """Nodes that mix positions: fused attention, a Softmax behind which two computed values are multiplied, recurrence,
-    and what reads or makes a cache or state."""
+    and what reads or makes a cache or state.
+    """
     found: set[ir.Node] = set()
     for value in states:
         found.update(node for node, _ in flow.users.get(value, ()))
@@ -226,9 +238,11 @@ def mixing_nodes(flow: Flow, states: Iterable[ir.Value]) -> set[ir.Node]:
         if producer is not None:
             found.add(producer)
     for node in flow.nodes:
-        if node.op_type in _MIXING or (is_op(node, "Softmax") and _is_attention(flow, node)):
-            found.add(node)
-        elif node.metadata_props.get("graphsurgery.pass") == "block-attention":
+        if (
+            node.op_type in _MIXING
+            or (is_op(node, "Softmax") and _is_attention(flow, node))
+            or node.metadata_props.get("graphsurgery.pass") == "block-attention"
+        ):
             found.add(node)
     return found
 

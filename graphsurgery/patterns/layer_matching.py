@@ -211,7 +211,11 @@ def _untangled(
             reasons.pop(segment)
         return [([node for node in pattern if node not in left], members)]
     whole = [member for member in members if member[0] not in needed]
-    alone = [([*paired.values()], [(item, {node: node for node in paired.values()})]) for item, paired in members if item in needed]
+    alone = [
+        ([*paired.values()], [(item, {node: node for node in paired.values()})])
+        for item, paired in members
+        if item in needed
+    ]
     return [*([(pattern, whole)] if whole else []), *alone]
 
 

@@ -55,12 +55,12 @@ class Segment:
     """What may be one layer: from the cut ``entry`` (not part of it) to the cut ``exit``.
 
     Attributes:
-        entry: the node whose outputs the layer reads as its hidden state.
+        entry: the node whose outputs the layer reads as its hidden state; None where it reads the source itself.
         exit: the node that makes the next hidden state.
         word: what its regions are.
     """
 
-    entry: ir.Node
+    entry: ir.Node | None
     exit: ir.Node
     word: tuple[Hashable, ...]
 
@@ -140,15 +140,17 @@ def _segments(
             producer = value.producer() if value is not None else None
             if producer in position and cone[node] - cone[producer] <= leap:
                 furthest[position[producer]] = max(furthest[position[producer]], own)
-    cuts: list[int] = []
-    reach = 0
+    # The source is the first cut.
+    cuts: list[int] = [-1]
+    reach = max(
+        (own for node, own in position.items() if cone[node] - 1 <= leap and source in flow.slots[node]), default=0
+    )
     for number in range(len(path)):
         if reach <= number:
             cuts.append(number)
         reach = max(reach, furthest[number])
-    # What lies before the first cut reads the source in several places: it is no layer, unless it ends in a cut itself.
     letters = [
-        _letter(flow, path[start + 1 : end + 1], path[start], leap, cone, mixers)
+        _letter(flow, path[start + 1 : end + 1], path[start] if start >= 0 else None, source, mixers)
         for start, end in itertools.pairwise(cuts)
     ]
     mixing = any(node in mixers for node in cone)
@@ -156,7 +158,8 @@ def _segments(
     counts: collections.Counter[tuple[Hashable, ...]] = collections.Counter()
     sizes: dict[tuple[Hashable, ...], int] = {}
     for factor in split_word(letters, mixing=mixing):
-        found.append(Segment(path[cuts[factor.start]], path[cuts[factor.end]], factor.word))
+        start = cuts[factor.start]
+        found.append(Segment(path[start] if start >= 0 else None, path[cuts[factor.end]], factor.word))
         counts[factor.word] += 1
         sizes[factor.word] = sum(letter.size for letter in letters[factor.start : factor.end])
     covered = sum(count * sizes[word] for word, count in counts.items() if count > 1)
@@ -189,9 +192,8 @@ def _path(flow: Flow, source: ir.Value, cone: Mapping[ir.Node, int], sink: ir.No
 def _letter(
     flow: Flow,
     region: Sequence[ir.Node],
-    cut: ir.Node,
-    leap: int,
-    cone: Mapping[ir.Node, int],
+    cut: ir.Node | None,
+    source: ir.Value,
     mixers: Collection[ir.Node],
 ) -> Letter:
     numbers: dict[ir.Node, int] = {}
@@ -203,7 +205,7 @@ def _letter(
                 reads.append(None)
             elif producer in numbers:
                 reads.append((numbers[producer], value.index()))
-            elif producer is cut:
+            elif value is source if cut is None else producer is cut:
                 reads.append("state")
             else:
                 reads.append(("outside", flow.marker(value)))

@@ -37,9 +37,7 @@ def hold(spec: Layers, options: str = "") -> ir.Model:
 
 
 def calls(model: ir.Model) -> list[int]:
-    return sorted(
-        sum(node.op_type == function.name for node in model.graph) for function in model.functions.values()
-    )
+    return sorted(sum(node.op_type == function.name for node in model.graph) for function in model.functions.values())
 
 
 @given(layer_stacks())

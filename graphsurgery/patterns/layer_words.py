@@ -132,7 +132,8 @@ def _by_period(letters: Sequence[Letter], names: Sequence[Hashable]) -> list[int
             for at in range(period, len(letters)):
                 run = run + 1 if word[at] == word[at - period] else 0
                 # A longer period must explain more than what shorter ones do.
-                if run >= period and run + period > best[0] * 1.2 + 1:
+                least = best[0] if best[2] == period else best[0] * 1.2 + 1
+                if run >= period and run + period > least:
                     best = (run + period, at - run - period + 1, period)
     covered, start, period = best
     return list(range(start, start + covered, period))[: covered // period] if covered else []

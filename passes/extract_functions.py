@@ -7,8 +7,6 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import onnx_ir as ir
-
 from graphsurgery.analysis.shapes import shapes_of
 from graphsurgery.editing.function_bodies import build_function
 from graphsurgery.errors import UsageError
@@ -24,6 +22,8 @@ from graphsurgery.site_report import SiteReport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import onnx_ir as ir
 
     from graphsurgery.patterns.layer_bodies import Body
     from graphsurgery.site_report import Detail, PassReport
@@ -137,7 +137,9 @@ class ExtractFunctions(Pass):
             self._extract_inner(model, None, report)
         return frozenset()
 
-    def _extract(self, model: ir.Model, site: LayerKind, moved: dict[ir.Value, ir.Value]) -> tuple[Rewrite, ir.Function]:
+    def _extract(
+        self, model: ir.Model, site: LayerKind, moved: dict[ir.Value, ir.Value]
+    ) -> tuple[Rewrite, ir.Function]:
         edit = Rewrite(model, self.name, site.id, scope=site.name)
         function = build_function(site.body, self.domain, site.name, Names.of(model))
         edit.add_function(function)
@@ -160,7 +162,9 @@ class ExtractFunctions(Pass):
             for at in range(len(body.instances)):
                 _call(edit, body, function, at, f"{where}/{at}", moved)
             boundaries = edit.commit()
-            reason = f"{len(body.instances)} equal groups of {len(body.instances[0])} nodes in {where} are calls of {name}"
+            reason = (
+                f"{len(body.instances)} equal groups of {len(body.instances[0])} nodes in {where} are calls of {name}"
+            )
             detail = _detail(body, function)
             report.sites.append(SiteReport(f"inner:{name}", ("inner",), None, "rewritten", reason, detail, boundaries))
         if bodies and not is_sorted(graph):

@@ -52,8 +52,8 @@ class Levels:
         members: the nodes of each level, in order.
     """
 
-    def __init__(self, flow: Flow, segments: Sequence[Segment]) -> None:
-        ends: dict[ir.Node, None] = {}
+    def __init__(self, flow: Flow, segments: Sequence[Segment], source: ir.Value) -> None:
+        ends: dict[ir.Node | None, None] = {}
         for segment in segments:
             ends.setdefault(segment.entry)
             ends.setdefault(segment.exit)
@@ -61,12 +61,15 @@ class Levels:
         self.of_node: dict[ir.Node, int] = {}
         self.members: dict[int, list[ir.Node]] = {}
         given: dict[ir.Node, int] = {}
+        from_source = numbers.get(None, 0)
         for node in flow.nodes:
             level = 0
             for value in flow.slots[node]:
                 producer = value.producer() if value is not None else None
                 if producer is not None:
                     level = max(level, given.get(producer, 0))
+                elif value is source:
+                    level = max(level, from_source)
             self.of_node[node] = level
             given[node] = numbers.get(node, level)
             if level:
@@ -87,7 +90,7 @@ class Levels:
 
     def cores(self, flow: Flow, segments: Sequence[Segment]) -> set[ir.Node]:
         """The cores of all ``segments`` and their entries: what no other layer can take in."""
-        found = {segment.entry for segment in segments}
+        found = {segment.entry for segment in segments if segment.entry is not None}
         for segment in segments:
             found.update(self.core(flow, segment))
         return found
@@ -211,7 +214,11 @@ def _untangled(
             reasons.pop(segment)
         return [([node for node in pattern if node not in left], members)]
     whole = [member for member in members if member[0] not in needed]
-    alone = [([*paired.values()], [(item, {node: node for node in paired.values()})]) for item, paired in members if item in needed]
+    alone = [
+        ([*paired.values()], [(item, {node: node for node in paired.values()})])
+        for item, paired in members
+        if item in needed
+    ]
     return [*([(pattern, whole)] if whole else []), *alone]
 
 

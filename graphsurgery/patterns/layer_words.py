@@ -8,8 +8,8 @@ between layers (features added to the first few) is cut off: a layer ends where 
 from __future__ import annotations
 
 import collections
-import itertools
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -105,8 +105,10 @@ def _starts(letters: Sequence[Letter], names: Sequence[Hashable]) -> list[int]:
     if any(letter.mixes for letter in letters) and any(_feeds_forward(letter) for letter in letters):
         starts: list[int] = []
         closed = True
+        counts = collections.Counter(names)
         for at, letter in enumerate(letters):
-            if letter.mixes and closed:
+            # What mixes in front of all layers, such as the convolutions of a stem, is no layer.
+            if letter.mixes and closed and (starts or counts[names[at]] > 1):
                 starts.append(at)
                 closed = False
             closed = closed or _feeds_forward(letter)
@@ -130,7 +132,8 @@ def _by_period(letters: Sequence[Letter], names: Sequence[Hashable]) -> list[int
             for at in range(period, len(letters)):
                 run = run + 1 if word[at] == word[at - period] else 0
                 # A longer period must explain more than what shorter ones do.
-                if run >= period and run + period > best[0] * 1.2 + 1:
+                least = best[0] if best[2] == period else best[0] * 1.2 + 1
+                if run >= period and run + period > least:
                     best = (run + period, at - run - period + 1, period)
     covered, start, period = best
     return list(range(start, start + covered, period))[: covered // period] if covered else []
@@ -196,7 +199,4 @@ def _score(factors: Sequence[tuple[int, int]], letters: Sequence[Letter], names:
     groups: collections.Counter[tuple[Hashable, ...]] = collections.Counter(
         tuple(names[start:end]) for start, end in factors
     )
-    return sum(
-        _size(letters, start, end - start) for start, end in factors if groups[tuple(names[start:end])] > 1
-    )
-
+    return sum(_size(letters, start, end - start) for start, end in factors if groups[tuple(names[start:end])] > 1)

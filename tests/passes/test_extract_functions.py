@@ -157,7 +157,7 @@ def test_two_runs_give_one_file(path: str) -> None:
 def test_names_decide_nothing(path: str) -> None:
     """Without scopes, and with names that tell nothing, the same layers are found."""
     model = load(FIXTURES / path)
-    inputs = {value for value in model.graph.inputs}
+    inputs = set(model.graph.inputs)
     for number, node in enumerate(model.graph):
         node.metadata_props.clear()
         node.name = f"n{number}"

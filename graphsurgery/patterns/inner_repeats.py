@@ -59,7 +59,9 @@ def find_inner_repeats(
 class _InnerGrowth(Growth):
     """Calls of functions stay outside: a layer is not part of what feeds something else."""
 
-    def __init__(self, flow: Flow, groups: Sequence[list[ir.Node]], called: frozenset[ir.OperatorIdentifier]) -> None:
+    def __init__(
+        self, flow: Flow, groups: Sequence[list[ir.Node]], called: frozenset[ir.OperatorIdentifier]
+    ) -> None:
         super().__init__(flow, groups)
         self._called = called
 
@@ -82,11 +84,7 @@ def _anchors(flow: Flow) -> Iterator[tuple[list[ir.Node], int | None]]:
             yield list(dict.fromkeys(maker for maker in makers if maker is not None)), None
         for slot, value in enumerate(flow.slots[node][:2]):
             before = value.producer() if value is not None else None
-            if (
-                before is not None
-                and flow.signature(before) == flow.signature(node)
-                and (before, slot) not in following
-            ):
+            if before is not None and flow.signature(before) == flow.signature(node) and (before, slot) not in following:
                 following[before, slot] = node
                 has_before.add((node, slot))
     for node, slot in list(following):

@@ -154,9 +154,7 @@ class _Columns:
             return False
         if not self._nested:
             return True
-        notes = {
-            maker.metadata_props.get(STORED_KEY, maker.metadata_props.get(SHARED_KEY)) for maker in makers if maker
-        }
+        notes = {maker.metadata_props.get(STORED_KEY, maker.metadata_props.get(SHARED_KEY)) for maker in makers if maker}
         return notes == {None} if kinds > 1 else notes.isdisjoint({None, OWN})
 
 

@@ -182,4 +182,7 @@ def _score(factors: Sequence[tuple[int, int]], letters: Sequence[Letter], names:
     groups: collections.Counter[tuple[Hashable, ...]] = collections.Counter(
         tuple(names[start:end]) for start, end in factors
     )
-    return sum(_size(letters, start, end - start) for start, end in factors if groups[tuple(names[start:end])] > 1)
+    return sum(
+        _size(letters, start, end - start) for start, end in factors if groups[tuple(names[start:end])] > 1
+    )
+

@@ -182,11 +182,7 @@ def _own_nodes(flow: Flow, states: Iterable[ir.Value], chains: Iterable[Chain]) 
         mine = True
         for value in flow.slots[node]:
             producer = value.producer() if value is not None else None
-            if (
-                value is None
-                or value in allowed
-                or (producer is not None and producer in found and producer not in data)
-            ):
+            if value is None or value in allowed or (producer is not None and producer in found and producer not in data):
                 continue
             if producer is None and value.is_initializer():
                 continue
@@ -246,7 +242,9 @@ def _numbers(flow: Flow, levels: Levels, chain: Chain) -> dict[Segment, int]:
     return {segment: position for position, segment in enumerate(chain.segments)}
 
 
-def _kind(flow: Flow, stack: Sequence[Layer], numbers: tuple[int, ...], kinds: tuple[str, ...], name: str) -> LayerKind:
+def _kind(
+    flow: Flow, stack: Sequence[Layer], numbers: tuple[int, ...], kinds: tuple[str, ...], name: str
+) -> LayerKind:
     order = sorted(range(len(stack)), key=lambda at: numbers[at])
     ends = tuple(node for layer in stack for node in (layer.segment.entry, layer.segment.exit))
     body = describe_body(flow, [stack[at].nodes for at in order], ends)

@@ -61,6 +61,8 @@ def documents(tmp_path_factory) -> dict[str, Any]:
     left_out = verify_models(fixtures / "genai_llama" / "model.onnx", fixtures / "genai_llama" / "model.onnx")
     # Models whose tokens differ are hard to come by: the report of such a run is made up.
     two = TopTwo(1, 2.0, 3, 1.0, 1.0)
+    where = ("a", "b", "node", ("tidy",), ("site",))
+    region = RegionReport(*where, "equal", 1, (2, 3), 1, 2, 0.0, 1e-5, "float32", "f", (0,), None)
     decoded = VerifyReport(
         "a.onnx",
         "b.onnx",
@@ -68,11 +70,7 @@ def documents(tmp_path_factory) -> dict[str, Any]:
         depth="generate",
         prompts=(PromptReport("p", (3,), "none", 1, ((1, 2),)),),
         token_differences=(TokenDifference("p", 0, 1, "disabled", two, two, 0.5, 0.1, tie=False),),
-        regions=(
-            RegionReport(
-                "a", "b", "output y", ("tidy",), ("",), "equal", 1, (2, 1), 1, 3, 0.0, 1e-5, "float32", "f", None, None
-            ),
-        ),
+        regions=(region,),
         bisected=(BisectedPass("tidy", "equal"),),
     ).to_json()
     verify = json.loads(left_out.dumps())

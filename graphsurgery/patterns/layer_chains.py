@@ -30,6 +30,12 @@ __all__ = ["Chain", "Segment", "find_chain", "forward_cone", "mixing_nodes"]
 
 _ENOUGH = 0.75  # of a cone in repeated layers: no shorter leaps are tried
 _SHORTEST_LEAP = 8
+_PRODUCTS = frozenset(
+    {
+        *("MatMul", "Gemm", "Einsum", "Conv", "MatMulInteger", "QLinearMatMul", "MatMulNBits", "MatMulBnb4", "FusedMatMul"),
+        *("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QGemm", "FusedGemm", "MoE", "QMoE", "If", "Loop"),
+    }
+)
 _WITHOUT_DATA = frozenset({"Shape", "Size"})
 
 
@@ -193,7 +199,8 @@ def _letter(
         numbers[node] = flow.intern((flow.signature(node), tuple(reads)))
     operators = collections.Counter(f"{node.domain}::{node.op_type}" for node in region)
     mixes = any(node in mixers for node in region)
-    return Letter(numbers[region[-1]], mixes, len(region), operators)
+    multiplies = any(node.op_type in _PRODUCTS for node in region)
+    return Letter(numbers[region[-1]], mixes, multiplies, len(region), operators)
 
 
 # ---- what mixes positions -----------------------------------------------------------------------------------------

@@ -8,16 +8,14 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from graphsurgery.errors import UsageError
 from graphsurgery.model_io import load
 from graphsurgery.pipeline import Pipeline
-from graphsurgery.registry import pass_names
 from tests.oracle import run, session
 from tests.passes.test_bound_context import A08, LLAMA, close, fed
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-pytestmark = pytest.mark.skipif("extract-functions" not in pass_names(), reason="layers cannot be made functions here")
 
 
 def return_scores(model: ir.Model) -> list[str]:
@@ -69,6 +67,8 @@ def test_a_bound_from_positions_inside_functions() -> None:
 
 
 def test_functions_first_are_refused_by_name() -> None:
+    with pytest.raises(UsageError, match="extract-functions must run after bound-context"):
+        Pipeline(["extract-functions", "bound-context"])
     model = load(LLAMA)
     Pipeline(["extract-functions"], check=True)(model)
     report = Pipeline(["bound-context"], check=True)(model).passes[0]

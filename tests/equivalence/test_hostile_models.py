@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import onnx
 import pytest
 from onnx import TensorProto as T
@@ -12,8 +14,13 @@ from graphsurgery.equivalence import verify_models
 from graphsurgery.errors import GraphSurgeryError
 from tests.equivalence.builders import copy, decoder, save
 
+if TYPE_CHECKING:
+    from pathlib import Path
 
-def _model(nodes, outputs):
+    from graphsurgery.equivalence import VerifyReport
+
+
+def _model(nodes: list[onnx.NodeProto], outputs: list[tuple[str, int]]) -> onnx.ModelProto:
     """x float32 [B, 3], and outputs given as name and element type."""
     graph = helper.make_graph(
         nodes,
@@ -24,12 +31,12 @@ def _model(nodes, outputs):
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
-def _comparison(op):
+def _comparison(op: str) -> onnx.ModelProto:
     nodes = [helper.make_node("Neg", ["x"], ["n"]), helper.make_node(op, ["x", "n"], ["y"])]
     return _model(nodes, [("y", T.BOOL)])
 
 
-def _check(tmp_path, a, b):
+def _check(tmp_path: Path, a: onnx.ModelProto, b: onnx.ModelProto) -> VerifyReport:
     return verify_models(save(a, tmp_path / "a.onnx"), save(b, tmp_path / "b.onnx"))
 
 
@@ -59,7 +66,7 @@ def test_booleans_must_be_equal(tmp_path, op, status):
 
 @pytest.mark.parametrize(("other", "status"), [("Log", "equal"), ("Sqrt", "different")])
 def test_nan_in_the_same_places_is_equal_and_elsewhere_is_not(tmp_path, other, status):
-    def model(op):
+    def model(op: str) -> onnx.ModelProto:
         return _model([helper.make_node(op, ["x"], ["y"])], [("y", T.FLOAT)])
 
     assert _check(tmp_path, model("Log"), model(other)).status == status

@@ -8,14 +8,12 @@ import os
 import re
 import shutil
 import subprocess
-import sys
-import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from graphsurgery import errors, registry
+from graphsurgery import errors
 from graphsurgery.cli import main
 from graphsurgery.equivalence.bisecting import BisectedPass
 from graphsurgery.equivalence.generation_report import PromptReport, TokenDifference, TopTwo
@@ -23,13 +21,10 @@ from graphsurgery.equivalence.regions.region_report import RegionReport
 from graphsurgery.equivalence.verify import verify_models
 from graphsurgery.equivalence.verify_report import VerifyReport
 from graphsurgery.inspection import inspect_model
-from graphsurgery.invariants import violations
 from graphsurgery.listing import describe_passes, describe_recipe
 from graphsurgery.picture.expert_loads import expert_pictures
-from graphsurgery.pipeline import Pipeline
 from graphsurgery.site_report import PassReport, SiteReport
 from graphsurgery.workflow import ApplyRequest, apply_passes
-from tests.small_models import op_types, parse
 
 ROOT = Path(__file__).parents[1]
 
@@ -204,32 +199,6 @@ def test_links_lead_somewhere(document):
 
 
 # ---- CONTRIBUTING.md --------------------------------------------------------------------------------------------------
-
-
-def test_the_example_pass_is_a_pass(monkeypatch):
-    (code,) = _blocks("CONTRIBUTING.md", "python")
-    assert len([line for line in code.splitlines() if line.strip()]) <= 42
-    module = types.ModuleType("drop_identity_example")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(compile(code, "CONTRIBUTING.md", "exec"), vars(module))
-    passes = {**registry._PASSES, "drop-identity": f"{module.__name__}:DropIdentity"}
-    monkeypatch.setattr(registry, "_PASSES", passes)
-    model = parse(
-        """
-        <ir_version: 9, opset_import: ["" : 18]>
-        g (float[B,4] x) => (float[B,4] y, float[B,4] z)
-        { a = Identity(x)  b = Relu(a)  c = Identity(b)  y = Neg(c)  z = Identity(c) }
-        """
-    )
-    report = Pipeline(["drop-identity"], check=True)(model)
-    assert [(site.id, site.status) for site in report.passes[0].sites] == [
-        ("identity:a", "rewritten"),
-        ("identity:c", "rewritten"),
-        ("identity:z", "refused"),
-    ]
-    assert op_types(model) == ["Relu", "Neg", "Identity"]
-    assert violations(model) == []
-    assert not Pipeline(["drop-identity"])(model).changed
 
 
 def test_the_folders_are_there():

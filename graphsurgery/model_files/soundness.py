@@ -13,10 +13,12 @@ from graphsurgery.analysis._order import is_sorted, reads_from
 from graphsurgery.errors import InputRefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-__all__ = ["refuse_unsound"]
+    import onnx
+
+__all__ = ["refuse_endless_calls", "refuse_unsound"]
 
 _GRAPH_TYPES = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})
 _REMEDY = "the file is damaged: export it again"
@@ -41,6 +43,34 @@ def refuse_unsound(model: ir.Model, path: Path) -> None:
         ]
     _refuse_recursion(calls, path)
     _refuse_cycles(model.graph, path)
+
+
+def refuse_endless_calls(proto: onnx.ModelProto, path: Path) -> None:
+    """The same for the functions of a model that is read as a protobuf: ONNX Runtime would inline them without end.
+
+    Raises:
+        InputRefusedError: a function calls itself.
+    """
+    if not proto.functions:
+        return
+    defined = {(function.domain, function.name, function.overload) for function in proto.functions}
+    calls = {
+        (function.domain, function.name, function.overload): [
+            called
+            for node in _nodes(function.node)
+            if (called := (node.domain, node.op_type, node.overload)) in defined
+        ]
+        for function in proto.functions
+    }
+    _refuse_recursion(calls, path)
+
+
+def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                yield from _nodes(graph.node)
 
 
 # ---- cycles ---------------------------------------------------------------------------------------------------------------

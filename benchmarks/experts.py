@@ -177,12 +177,13 @@ def main() -> int:
                 data[label] = {
                     model: {key: item.to_json() for key, item in samples.items()} for model, samples in found.items()
                 }
+                if arguments.json is not None:
+                    # After each point: a run that is stopped has lost nothing.
+                    found_so_far = {"environment": environment("onnxruntime", "onnx"), "points": data}
+                    arguments.json.write_text(json.dumps(found_so_far, indent=2) + "\n", encoding="utf-8")
                 sums = [samples["checksum"].median for samples in found.values()]
                 assert max(sums) - min(sums) <= 1e-4 * max(sums), f"{label}: the models disagree: {sums}"
     print(table(HEADER, rows))
-    if arguments.json is not None:
-        text = json.dumps({"environment": environment("onnxruntime", "onnx"), "points": data}, indent=2)
-        arguments.json.write_text(text + "\n", encoding="utf-8")
     return 0
 
 

@@ -34,6 +34,7 @@ class DecoderSize:
         head: size of a head D.
         inner: width of the MLP.
         vocabulary: V.
+        static: caches have a fixed number of slots, which are written in place by position; else they grow.
     """
 
     layers: int = 4
@@ -43,13 +44,15 @@ class DecoderSize:
     head: int = 64
     inner: int = 1536
     vocabulary: int = 32_000
+    static: bool = False
 
 
 def write_decoder(path: Path, size: DecoderSize, *, seed: int = 0) -> int:
     """Write the decoder with its weights in ``<path>.data``.
 
     Inputs ``input_ids`` and ``position_ids`` int64 ``[B, S]``, ``past.N.key`` and ``past.N.value`` ``[B, G, P, D]``;
-    outputs ``logits`` ``[B, S, V]``, ``present.N.key`` and ``present.N.value`` ``[B, G, P + S, D]``.
+    outputs ``logits`` ``[B, S, V]``, ``present.N.key`` and ``present.N.value`` ``[B, G, P + S, D]``. Where caches have a
+    fixed size, both are ``[B, G, N, D]``.
 
     Returns:
         Number of nodes.
@@ -86,9 +89,10 @@ class Builder:
         for layer in range(size.layers):
             self._scope = f"layers.{layer}."
             names = [f"past.{layer}.key", f"past.{layer}.value"]
-            caches += [value_info(name, ["B", size.kv_heads, "P", size.head]) for name in names]
+            before, after = ("N", "N") if size.static else ("P", "T")
+            caches += [value_info(name, ["B", size.kv_heads, before, size.head]) for name in names]
             hidden, presents = self._layer(hidden, mask, rotary, names)
-            outputs += [value_info(name, ["B", size.kv_heads, "T", size.head]) for name in presents]
+            outputs += [value_info(name, ["B", size.kv_heads, after, size.head]) for name in presents]
         self._scope = ""
         head = self._weight("lm_head", size.hidden, size.vocabulary)
         self._op("MatMul", self._norm(hidden, "norm"), head, output="logits")
@@ -110,8 +114,8 @@ class Builder:
         value = self._heads(normed, "v_proj", size.kv_heads)
         query, key = self._rotated(query, rotary), self._rotated(key, rotary)
         presents = [name.replace("past", "present") for name in past]
-        key = self._op("Concat", past[0], key, output=presents[0], axis=-2)
-        value = self._op("Concat", past[1], value, output=presents[1], axis=-2)
+        key = self._cached(past[0], key, presents[0])
+        value = self._cached(past[1], value, presents[1])
         key, value = self._expanded(key), self._expanded(value)
         scale = self._floats("scale", size.head**-0.25)
         key = self._op("Transpose", key, perm=[0, 1, 3, 2])
@@ -129,6 +133,14 @@ class Builder:
         wide = self._op("Mul", gate, self._product(normed, "up_proj", size.hidden, size.inner))
         return self._product(wide, "down_proj", size.inner, size.hidden)
 
+    def _cached(self, past: str, new: str, present: str) -> str:
+        """The cache after the call."""
+        if not self._size.static:
+            return self._op("Concat", past, new, output=present, axis=-2)
+        slots = self._op("Unsqueeze", "position_ids", self._ints("rows", [1, 3]))
+        slots = self._op("Expand", slots, self._op("Shape", new))
+        return self._op("ScatterElements", past, slots, new, output=present, axis=2)
+
     def _norm(self, hidden: str, name: str) -> str:
         square = self._op("Pow", hidden, self._floats("two", 2.0))
         mean = self._op("ReduceMean", square, self._ints("last", [-1]), keepdims=1)
@@ -138,14 +150,22 @@ class Builder:
         return self._op("Mul", weight, scaled)
 
     def _mask(self) -> str:
-        """Additive ``[1, 1, S, T]``: 0 where key column <= P + query row, the smallest float elsewhere."""
+        """Additive ``[1, 1, S, T]``: 0 where key column <= P + query row, the smallest float elsewhere.
+
+        Over the slots of a fixed-size cache ``[B, 1, S, N]``, 0 where slot <= position.
+        """
         zero, one = self._ints("zero", 0), self._ints("one", 1)
+        low = self._floats("low", float(np.finfo(np.float32).min))
+        if self._size.static:
+            slots = self._op("Squeeze", self._op("Shape", "past.0.key", start=2, end=3))
+            last = self._op("Unsqueeze", "position_ids", self._ints("rows", [1, 3]))
+            allowed = self._op("LessOrEqual", self._op("Range", zero, slots, one), last)
+            return self._op("Where", allowed, self._floats("none", 0.0), low)
         rows = self._op("Squeeze", self._op("Shape", "input_ids", start=1, end=2))
         past = self._op("Squeeze", self._op("Shape", "past.0.key", start=2, end=3))
         columns = self._op("Range", zero, self._op("Add", rows, past), one)
         last = self._op("Add", self._op("Range", zero, rows, one), past)
         allowed = self._op("LessOrEqual", columns, self._op("Unsqueeze", last, self._ints("end", [1])))
-        low = self._floats("low", float(np.finfo(np.float32).min))
         mask = self._op("Where", allowed, self._floats("none", 0.0), low)
         return self._op("Unsqueeze", mask, self._ints("front", [0, 1]))
 

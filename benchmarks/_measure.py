@@ -1,4 +1,4 @@
-"""Measuring by the house rules: every run in its own process, alternating, medians of several, memory from the kernel.
+"""Measuring by the house rules what is no run of a model: every run in its own process, alternating, medians of several.
 
 A script gives its tasks to :func:`worker` and the runs to :func:`alternate`::
 
@@ -20,32 +20,27 @@ import datetime as dt
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from graphsurgery.benching.samples import Sample
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 __all__ = [
-    "Memory",
     "Run",
-    "Sample",
     "WorkerError",
     "alternate",
     "environment",
-    "memory",
-    "reset_peak",
     "table",
     "worker",
 ]
 
 _WORKER = "--worker"
-NOISY = 0.25
-"""A sample whose spread is larger than this is marked as noisy in tables."""
 
 
 # ---- one run -----------------------------------------------------------------------------------------------------------
@@ -98,39 +93,6 @@ def worker(tasks: Mapping[str, Callable[..., Mapping[str, Any]]]) -> bool:
 # ---- many runs ---------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Sample:
-    """The values of one figure over several runs, in order."""
-
-    values: tuple[float, ...]
-
-    @property
-    def median(self) -> float:
-        """The median."""
-        return statistics.median(self.values)
-
-    @property
-    def spread(self) -> float:
-        """Distance between the quartiles, relative to the median: the share of a figure that is the machine's noise."""
-        if len(self.values) < 2 or not self.median:
-            return 0.0
-        low, _, high = statistics.quantiles(self.values, n=4, method="inclusive")
-        return (high - low) / abs(self.median)
-
-    @property
-    def noisy(self) -> bool:
-        """Whether the spread is more than :data:`NOISY`."""
-        return self.spread > NOISY
-
-    def ratio(self, other: Sample) -> float:
-        """Median over median."""
-        return self.median / other.median
-
-    def to_json(self) -> dict[str, Any]:
-        """Median, spread and all values."""
-        return {"median": self.median, "spread": round(self.spread, 3), "values": list(self.values)}
-
-
 def alternate(
     runs: Mapping[str, Callable[[], Mapping[str, Any]]], count: int, *, progress: Callable[[str], None] | None = None
 ) -> dict[str, dict[str, Sample]]:
@@ -159,44 +121,6 @@ def alternate(
 def _samples(results: Sequence[Mapping[str, Any]]) -> dict[str, Sample]:
     figures = [key for key, value in results[0].items() if isinstance(value, int | float)]
     return {key: Sample(tuple(result[key] for result in results)) for key in figures}
-
-
-# ---- memory --------------------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Memory:
-    """Memory of this process in bytes, as Linux counts it.
-
-    Attributes:
-        resident: now (VmRSS).
-        peak: the most since the process began or since :func:`reset_peak` (VmHWM).
-        anonymous: the part of ``resident`` that is not backed by a file (RssAnon): mapped weights are not in it.
-    """
-
-    resident: int
-    peak: int
-    anonymous: int
-
-
-def memory() -> Memory:
-    """What /proc/self/status says.
-
-    Raises:
-        OSError: the system has no /proc: memory is measured on Linux only.
-    """
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith(" kB")}
-    return Memory(sizes["VmRSS"], sizes["VmHWM"], sizes["RssAnon"])
-
-
-def reset_peak() -> bool:
-    """Start counting the peak anew; False where the kernel does not allow it, and the peak is that of the whole process."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:
-        return False
-    return True
 
 
 # ---- telling -------------------------------------------------------------------------------------------------------------

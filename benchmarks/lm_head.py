@@ -12,59 +12,32 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from _measure import Run, Sample, alternate, environment, memory, reset_peak, table, worker
+from _measure import Run, WorkerError, environment, table, worker
+from _race import RaceSettings, first_and_steady, race, side_data
+
+from graphsurgery.benching.bench_report import Measurement, NotMeasured
+from graphsurgery.benching.points import make_points
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
+
+    from graphsurgery.benching.bench_report import Side
 
 DEPTHS = ("head", "norm")
 _EXPORT = "export"
 
 
-# ---- tasks, each in its own process ------------------------------------------------------------------------------------
-
-
-def prefill(model: str, length: int, threads: int, repeats: int) -> dict[str, float]:
-    """Latency of a prompt of ``length`` tokens with an empty cache, and the memory that its first run takes."""
-    import numpy as np
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    feeds = _feeds(session.get_inputs(), length)
-    loaded = memory()
-    fresh_peak = reset_peak()
-    # All outputs, as a generation loop takes them; logits come first.
-    result = session.run(None, feeds)[0]
-    first = memory()
-    seconds = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        session.run(None, feeds)
-        seconds.append(time.perf_counter() - started)
-    return {
-        "seconds": statistics.median(seconds),
-        "loaded": loaded.resident,
-        "over": first.peak - (loaded.resident if fresh_peak else loaded.peak),
-        "peak": first.peak,
-        "rows": result.shape[1],
-        "checksum": float(np.abs(result[0, -1]).mean()),
-    }
+# ---- a task in its own process ----------------------------------------------------------------------------------------
 
 
 def _feeds(inputs: Any, length: int) -> dict[str, Any]:
     import numpy as np
 
-    # A few tokens only: pages of the embedding that a prompt happens to map would pass for memory of the run.
     tokens = np.random.default_rng(0).integers(0, 64, (1, length))
     feeds: dict[str, Any] = {"input_ids": tokens, "position_ids": np.arange(length)[None]}
     for given in inputs:
@@ -83,9 +56,6 @@ def distance(model: str, other: str, length: int) -> dict[str, float]:
         session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
         rows.append(session.run(["logits"], _feeds(session.get_inputs(), length))[0][0, -1])
     return {"distance": float(np.abs(rows[0] - rows[1]).max() / max(1.0, np.abs(rows[0]).max()))}
-
-
-TASKS: dict[str, Callable[..., Mapping[str, Any]]] = {task.__name__: task for task in (prefill, distance)}
 
 
 # ---- running -------------------------------------------------------------------------------------------------------------
@@ -107,21 +77,23 @@ def _models(directory: Path) -> dict[str, Path]:
     return models
 
 
-def _rows(length: int, found: Mapping[str, Mapping[str, Sample]]) -> list[tuple[str, ...]]:
+def _rows(length: int, found: Mapping[str, Side]) -> list[tuple[str, ...]]:
     base = found[_EXPORT]
     rows: list[tuple[str, ...]] = []
-    for name, figures in found.items():
-        seconds, over = figures["seconds"], figures["over"]
+    for name, side in found.items():
+        if not isinstance(side, Measurement) or not isinstance(base, Measurement):
+            raise WorkerError(side.reason if isinstance(side, NotMeasured) else "the export was not measured")
+        seconds, (over, _), (base_over, _) = side.latency, first_and_steady(side), first_and_steady(base)
         noise = f" (noisy, spread {seconds.spread:.0%})" if seconds.noisy else ""
         rows.append(
             (
                 str(length),
                 name,
                 f"{seconds.median * 1e3:.0f} ms{noise}",
-                f"{base['seconds'].ratio(seconds):.2f}x",
-                f"{over.median / 1e6:.0f} MB",
-                f"{base['over'].ratio(over):.2f}x",
-                f"{figures['peak'].median / 1e6:.0f} MB",
+                f"{base.latency.ratio(seconds):.2f}x",
+                f"{over / 1e6:.0f} MB",
+                f"{base_over / over:.2f}x",
+                f"{(side.first_peak_bytes or 0) / 1e6:.0f} MB",
             )
         )
     return rows
@@ -145,15 +117,11 @@ def main() -> int:
             if name != _EXPORT:
                 pair = {"model": str(models[_EXPORT]), "other": str(path), "length": min(given.lengths)}
                 values[f"distance, {name}"] = Run("distance", pair)()["distance"]
-        for length in given.lengths:
-            runs = {}
-            for name, path in models.items():
-                arguments = {"model": str(path), "length": length, "threads": given.threads, "repeats": given.repeats}
-                runs[name] = Run("prefill", arguments)
-            found = alternate(runs, given.runs, progress=lambda text: print(text, file=sys.stderr))
-            rows += _rows(length, found)
-            for name, figures in found.items():
-                values[f"S={length}, {name}"] = {key: sample.to_json() for key, sample in figures.items()}
+        settings = RaceSettings(rounds=given.runs, repeats=given.repeats, threads=given.threads)
+        raced = race(models, make_points(given.lengths, (), 1), settings, lambda text: print(text, file=sys.stderr))
+        for point, found in raced.items():
+            rows += _rows(point.length, found)
+            values |= {f"S={point.length}, {name}": side_data(side) for name, side in found.items()}
     header = ("S", "model", "latency", "faster", "memory over the loaded model", "less", "peak")
     print(table(header, rows))
     if given.json is not None:
@@ -163,6 +131,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if worker(TASKS):
+    if worker({"distance": distance}):
         sys.exit(0)
     sys.exit(main())

@@ -21,10 +21,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from _measure import Run, Sample, alternate, environment, memory, table, worker
+from _measure import Run, alternate, environment, table, worker
+
+from graphsurgery.benching.memory import read_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from graphsurgery.benching.samples import Sample
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("dense", "experts", "scaling", "memory", "absent", "help")
@@ -59,7 +63,7 @@ def recipe(model: str, output: str) -> dict[str, float]:
     if not report.changed:
         raise AssertionError(f"Recipe {_RECIPE} did nothing to {model}: there is nothing to measure.")
     passes = {item.name: item.seconds for item in report.passes}
-    return {"seconds": done - started, "cpu": used, "peak": memory().peak, **passes}
+    return {"seconds": done - started, "cpu": used, "peak": read_memory().peak or 0, **passes}
 
 
 def help_text() -> dict[str, float]:
@@ -120,7 +124,7 @@ class Bench:
         """Alternating runs; their samples are kept for the JSON file."""
         samples = alternate(runs, self.runs, progress=say)
         for name, figures in samples.items():
-            self.values[name] = {key: sample.to_json() for key, sample in figures.items()}
+            self.values[name] = {key: sample.to_data() for key, sample in figures.items()}
         return samples
 
     def row(self, what: str, measured: str, bar: str, passed: bool, remark: str, *samples: Sample) -> None:

@@ -49,18 +49,9 @@ def shoot() -> None:
     with tempfile.TemporaryDirectory() as directory, browser(path) as page:
         os.chdir(directory)
         shutil.copy(ROOT / "fixtures" / "gemma2" / "model.onnx", "gemma2.onnx")
-        run(
-            "apply",
-            "gemma2.onnx",
-            "-o",
-            "prefill.onnx",
-            "--recipe",
-            "prefill",
-            "--verify",
-            "-q",
-            "--html",
-            "apply.html",
-        )
+        passes = ("prune-last-token{depth=layer}", "block-attention{q_block_size=128,skip=trim}", "tidy")
+        chosen = [word for spec in passes for word in ("-p", spec)]
+        run("apply", "gemma2.onnx", "-o", "prefill.onnx", *chosen, "--verify", "-q", "--html", "apply.html")
         report = Path(directory, "apply.html")
         page.open(report, height=1000)
         page.picture(IMAGES / "apply-light.png")
@@ -73,6 +64,10 @@ def shoot() -> None:
         for _ in range(8):
             page.press("Tab")
         page.picture(IMAGES / "focus-dark.png")
+        shutil.copy(ROOT / "fixtures" / "qwen3_moe_grouped" / "model.onnx", "moe.onnx")
+        run("apply", "moe.onnx", "-p", "gather-experts{strategy=packed,chunk_size=64}", "-q", "--html", "moe.html")
+        page.open(Path(directory, "moe.html"))
+        take(page, "experts-light.png", "#experts")
 
 
 if __name__ == "__main__":

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import json
 import os
 import platform
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
-from graphsurgery.benching.bench_report import BenchReport, Creation, Measurement, NotMeasured, Row
+from graphsurgery.benching.bench_report import BenchReport, Creation, Measurement, Row
+from graphsurgery.benching.feeding import write_contender
 from graphsurgery.benching.fitting import fit, own_points
-from graphsurgery.benching.measuring import Contender, Plan, creation_seconds, measure_point
+from graphsurgery.benching.measuring import Plan, creation_seconds, measure_point
 from graphsurgery.benching.pairs import Pair, find_pairs
 from graphsurgery.benching.points import DECODE, PREFILL, make_points
 from graphsurgery.benching.process import WorkerError, WorkerProcess
@@ -201,7 +199,7 @@ class _Bench:
     def _add(self, race: _Race, point: Point) -> None:
         with tempfile.TemporaryDirectory(prefix="graphsurgery-bench-") as scratch:
             contenders = [
-                self._contender(subject, size, subject.obstacle, Path(scratch, str(number)))
+                write_contender(subject, size, Path(scratch, str(number)), self.seed, self.row)
                 for number, (subject, size) in enumerate(zip(race.subjects, race.sizes[point], strict=True))
             ]
             sides = measure_point(contenders, self.plan, WorkerProcess, self._step)
@@ -209,17 +207,6 @@ class _Bench:
             if isinstance(side, Measurement):
                 self.sessions.setdefault((race.pair.name, number), []).append(side.creation_seconds)
         self.rows.append(Row(race.pair.name, point, sides[0], sides[1] if len(sides) > 1 else None))
-
-    def _contender(self, subject: Subject, size: Any, obstacle: str, folder: Path) -> Contender:
-        if isinstance(size, str):
-            return Contender(subject.path, None, NotMeasured("failed" if obstacle else "not applicable", size))
-        folder.mkdir()
-        names = {}
-        for number, (name, array) in enumerate(subject.feed(size, self.seed, self.row).items()):
-            names[name] = f"{number}.npy"
-            np.save(folder / names[name], array)
-        (folder / "names.json").write_text(json.dumps(names), encoding="utf-8")
-        return Contender(subject.path, folder)
 
     def _more_sessions(self, race: _Race) -> None:
         """Make sessions until there are enough to take a median of."""

@@ -89,6 +89,12 @@ class Inspection:
             del item["seconds"]
         return json.dumps(data, indent=2) + "\n"
 
+    def to_html(self) -> str:
+        """The inspection as one page for a person (:mod:`graphsurgery.html_report`)."""
+        from graphsurgery.html_report import inspect_page
+
+        return inspect_page(self)
+
     def render(self, console: Console, *, verbose: bool = False) -> None:
         """Print it for a person."""
         from rich.table import Table

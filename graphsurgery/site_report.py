@@ -142,6 +142,12 @@ class Report:
         """The report as JSON text, byte-identical over reruns unless ``timings``."""
         return json.dumps(self.to_data(timings=timings), indent=2) + "\n"
 
+    def to_html(self) -> str:
+        """The report as one page for a person (:mod:`graphsurgery.html_report`), byte-identical over reruns."""
+        from graphsurgery.html_report import report_page
+
+        return report_page(self)
+
     def render(self, console: Console, *, verbose: bool = False) -> None:
         """Print the report as a table: a line for each site, then what each pass did to the number of nodes.
 

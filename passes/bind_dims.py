@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from graphsurgery.analysis.agreement import find_contradiction
 from graphsurgery.analysis.dim_equations import DimSolver, Equation
@@ -61,6 +61,13 @@ class DimSite(Site):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Absent(Site):
+    """A role that says nothing of the model, and why."""
+
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class BindDims(Pass):
     """Fix symbolic sizes, by role and by name: separate static prefill and decode graphs from one export.
 
@@ -79,6 +86,8 @@ class BindDims(Pass):
         total: T = P + S, columns of the attention mask.
         context: N, slots of caches of a fixed size.
         dims: other symbolic sizes by name: ``NAME=NUMBER`` or ``NAME:NUMBER`` (which needs no quotes in a spec).
+        missing: what becomes of a role that no size of the model has, or whose sizes are other numbers already:
+            ``error``, or ``skip`` for recipes that are to serve caches that grow and caches of a fixed size.
 
     Raises:
         UsageError: the model has no such name or role, or a number contradicts the graph or another one.
@@ -98,6 +107,7 @@ class BindDims(Pass):
     total: int | None = None
     context: int | None = None
     dims: tuple[str, ...] = ()
+    missing: Literal["error", "skip"] = "error"
 
     def check_options(self) -> None:
         """See :meth:`Pass.check_options`."""
@@ -132,7 +142,8 @@ class BindDims(Pass):
         roles = find_size_roles(model, shapes)
         places = _places(model, shapes)
         fixed = _bound_before(model)
-        solver = DimSolver([*self._by_role(roles), *self._by_name(places, fixed)])
+        left = self._left_out(roles)
+        solver = DimSolver([*self._by_role(roles, left), *self._by_name(places, fixed)])
         self._add_sums(solver, roles)
         self._check_pending(solver)
         numbers = {name: number for name, number in solver.numbers.items() if name in places}
@@ -145,14 +156,32 @@ class BindDims(Pass):
             found.append(_site(name, label, roles.role_of(name), numbers.get(name), plan))
         # Sizes that are what they shall be already.
         for role, number in self._roles().items():
-            if all(isinstance(size, int) for size in roles.sizes(role)):
+            if role in left:
+                found.append(Absent(id=f"dim:{role}", kinds=("dim", role), reason=left[role]))
+            elif all(isinstance(size, int) for size in roles.sizes(role)):
                 found.append(_site(None, role, role, number, plan))
         found += [_site(None, name, None, number, plan) for name, number in self._names().items() if name not in places]
         return found
 
-    def _by_role(self, roles: SizeRoles) -> Iterator[Equation]:
+    def _left_out(self, roles: SizeRoles) -> dict[SizeRole, str]:
+        """The roles that say nothing of this model, and why; none where that is an error."""
+        if self.missing == "error":
+            return {}
+        known = roles.named()
+        left: dict[SizeRole, str] = {}
+        for role, number in self._roles().items():
+            sizes = roles.sizes(role)
+            if role not in known and not (role == "past" and number == 0):
+                left[role] = "no input of the model has a size of that role"
+            elif sizes and all(isinstance(size, int) for size in sizes) and set(sizes) != {number}:
+                left[role] = f"it is {', '.join(str(size) for size in dict.fromkeys(sizes))} already"
+        return left
+
+    def _by_role(self, roles: SizeRoles, left: Mapping[SizeRole, str]) -> Iterator[Equation]:
         known = roles.named()
         for role, number in self._roles().items():
+            if role in left:
+                continue
             # A model of the prompt alone has a past of 0.
             if role not in known and not (role == "past" and number == 0):
                 has = ", ".join(f"{name} ({', '.join(sizes)})" for name, sizes in known.items())
@@ -216,8 +245,14 @@ class BindDims(Pass):
 
     # ---- rewrite --------------------------------------------------------------------------------------------------
 
-    def rewrite(self, model: ir.Model, sites: Sequence[DimSite], report: PassReport) -> frozenset[str]:
+    def rewrite(self, model: ir.Model, sites: Sequence[DimSite | Absent], report: PassReport) -> frozenset[str]:
         """See :meth:`Pass.rewrite`."""
+        for site in sites:
+            if isinstance(site, Absent):
+                report.sites.append(SiteReport(site.id, site.kinds, None, "skipped", site.reason))
+        return self._bind(model, [site for site in sites if isinstance(site, DimSite)], report)
+
+    def _bind(self, model: ir.Model, sites: Sequence[DimSite], report: PassReport) -> frozenset[str]:
         numbers = {site.name: site.value for site in sites if site.name is not None and site.value is not None}
         folded = 0
         if any(site.value is not None for site in sites):

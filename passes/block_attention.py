@@ -223,7 +223,10 @@ class BlockAttention(Pass):
             inputs = [site.query, site.key.base, site.value.base]
             before, after = old.name or "", new.name or ""
             sizes = view.shape(old)
-            if new.shape is None and sizes is not None and first.body.function is None:
+            kind = view.dtype(old)
+            if new.type is None and kind is not None:
+                new.type = ir.TensorType(kind)
+            if new.shape is None and sizes is not None and new.type is not None and first.body.function is None:
                 new.shape = ir.Shape([dim_name(size) for size in sizes])
             rewrite.replace_all_uses(old, new)
             function = first.body.function

@@ -7,8 +7,6 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import onnx_ir as ir
-
 from graphsurgery.analysis.shapes import shapes_of
 from graphsurgery.editing.function_bodies import build_function
 from graphsurgery.errors import UsageError
@@ -18,20 +16,34 @@ from graphsurgery.pass_base import Pass
 from graphsurgery.patterns.inner_repeats import find_inner_repeats
 from graphsurgery.patterns.layers import LayerKind, find_layers
 from graphsurgery.patterns.matcher import is_sorted
+from graphsurgery.patterns.site import Refusal, Site, selects
 from graphsurgery.rewrite import Rewrite
 from graphsurgery.site_report import SiteReport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import onnx_ir as ir
+
     from graphsurgery.patterns.layer_bodies import Body
-    from graphsurgery.patterns.site import Site
     from graphsurgery.site_report import Detail, PassReport
 
 __all__ = ["ExtractFunctions"]
 
 _IR_WITH_FUNCTIONS = 8
 _DOMAIN = re.compile(r"[A-Za-z_][\w.-]*")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _LeftOut(Site):
+    """Layers of a kind that are not selected."""
+
+    numbers: tuple[int, ...]
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """See :attr:`Site.layers`."""
+        return self.numbers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,6 +69,7 @@ class ExtractFunctions(Pass):
 
     name: ClassVar[str] = "extract-functions"
     summary: ClassVar[str] = "write repeated layers once, as local functions"
+    after: ClassVar[frozenset[str]] = frozenset({"bound-context"})
 
     min_repeats: int = 2
     domain: str = "graphsurgery"
@@ -76,10 +89,30 @@ class ExtractFunctions(Pass):
         if not is_sorted(model.graph):
             model.graph.sort()
         taken = {function.name for function in model.functions.values() if function.domain == self.domain}
-        return [
-            dataclasses.replace(site, name=_free(site.name, taken)) if isinstance(site, LayerKind) else site
-            for site in find_layers(model, shapes_of(model), self.min_repeats)
-        ]
+        found: list[Site] = []
+        for site in find_layers(model, shapes_of(model), self.min_repeats):
+            if isinstance(site, LayerKind):
+                found += self._selected(dataclasses.replace(site, name=_free(site.name, taken)))
+            else:
+                found.append(site)
+        return found
+
+    def _selected(self, kind: LayerKind) -> list[Site]:
+        """The layers of ``kind`` that the selectors choose, and those that they leave out, as two sites."""
+        chosen = {
+            number
+            for number in kind.numbers
+            if selects(dataclasses.replace(kind, numbers=(number,)), self.sites, self.exclude)
+        }
+        others = tuple(number for number in kind.numbers if number not in chosen)
+        if not chosen or not others:
+            return [kind]
+        name = f"{kind.id}:{_ranges(others).replace(', ', '+')}"
+        left = _LeftOut(id=name, kinds=kind.kinds, layer=others[0], numbers=others)
+        if len(chosen) >= self.min_repeats:
+            return [kind.only(chosen), left]
+        reason = f"only layer {_ranges(sorted(chosen))} of this kind is selected (min_repeats={self.min_repeats})"
+        return [Refusal(id=kind.id, kinds=kind.kinds, layer=min(chosen), reason=reason), left]
 
     # ---- rewrite --------------------------------------------------------------------------------------------------
 
@@ -104,7 +137,9 @@ class ExtractFunctions(Pass):
             self._extract_inner(model, None, report)
         return frozenset()
 
-    def _extract(self, model: ir.Model, site: LayerKind, moved: dict[ir.Value, ir.Value]) -> tuple[Rewrite, ir.Function]:
+    def _extract(
+        self, model: ir.Model, site: LayerKind, moved: dict[ir.Value, ir.Value]
+    ) -> tuple[Rewrite, ir.Function]:
         edit = Rewrite(model, self.name, site.id, scope=site.name)
         function = build_function(site.body, self.domain, site.name, Names.of(model))
         edit.add_function(function)
@@ -127,7 +162,9 @@ class ExtractFunctions(Pass):
             for at in range(len(body.instances)):
                 _call(edit, body, function, at, f"{where}/{at}", moved)
             boundaries = edit.commit()
-            reason = f"{len(body.instances)} equal groups of {len(body.instances[0])} nodes in {where} are calls of {name}"
+            reason = (
+                f"{len(body.instances)} equal groups of {len(body.instances[0])} nodes in {where} are calls of {name}"
+            )
             detail = _detail(body, function)
             report.sites.append(SiteReport(f"inner:{name}", ("inner",), None, "rewritten", reason, detail, boundaries))
         if bodies and not is_sorted(graph):

@@ -226,7 +226,9 @@ class _Inliner:
 
     def _shared_node(self, node: ir.Node, name: str, edit: Rewrite) -> ir.Value:
         if name not in self._nodes:
-            there = next((item.outputs[0] for item in self._model.graph if item.outputs and item.outputs[0].name == name), None)
+            there = next(
+                (item.outputs[0] for item in self._model.graph if item.outputs and item.outputs[0].name == name), None
+            )
             if there is not None and is_op(there.producer(), "Constant"):
                 self._nodes[name] = there
             else:

@@ -85,7 +85,7 @@ class FakeWorker:
             case "feed":
                 return {"reset": self.reset}
             case "run":
-                return {"seconds": self.seconds.get(self.name, 0.01)}
+                return {"seconds": self.seconds.get(self.name, 0.01), "peak": 140 * MIB}
             case _:
                 return self.memory
 

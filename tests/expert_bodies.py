@@ -92,7 +92,11 @@ def _compute(model: ir.Model, site: ExpertSite, values: Mapping[str, np.ndarray]
     indices = values[site.indices.name or ""].reshape(-1, site.top_k)
     assert indices.shape[0] == rows.shape[0]
     assert rows.shape[1] == site.hidden
-    weights = None if site.weights is None else values[site.weights.name or ""].reshape(-1, site.top_k)
+    weights = None if site.weights is None else values[site.weights.name or ""]
+    if weights is not None and not site.weights_by_expert:
+        weights = weights.reshape(-1, site.top_k)
+    if weights is not None and site.weights_by_expert:
+        weights = np.take_along_axis(weights.reshape(len(rows), site.experts), indices.astype(np.int64), 1)
     opened, fed = _body_session(model, site, values)
     total: np.ndarray | None = None
     for expert in range(site.experts):

@@ -8,26 +8,23 @@ import os
 import re
 import shutil
 import subprocess
-import sys
-import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from graphsurgery import errors, registry
+from graphsurgery import errors
 from graphsurgery.cli import main
+from graphsurgery.equivalence.bisecting import BisectedPass
 from graphsurgery.equivalence.generation_report import PromptReport, TokenDifference, TopTwo
+from graphsurgery.equivalence.regions.region_report import RegionReport
 from graphsurgery.equivalence.verify import verify_models
 from graphsurgery.equivalence.verify_report import VerifyReport
 from graphsurgery.inspection import inspect_model
-from graphsurgery.invariants import violations
 from graphsurgery.listing import describe_passes, describe_recipe
 from graphsurgery.picture.expert_loads import expert_pictures
-from graphsurgery.pipeline import Pipeline
 from graphsurgery.site_report import PassReport, SiteReport
 from graphsurgery.workflow import ApplyRequest, apply_passes
-from tests.small_models import op_types, parse
 
 ROOT = Path(__file__).parents[1]
 
@@ -64,6 +61,8 @@ def documents(tmp_path_factory) -> dict[str, Any]:
     left_out = verify_models(fixtures / "genai_llama" / "model.onnx", fixtures / "genai_llama" / "model.onnx")
     # Models whose tokens differ are hard to come by: the report of such a run is made up.
     two = TopTwo(1, 2.0, 3, 1.0, 1.0)
+    where = ("a", "b", "node", ("tidy",), ("site",))
+    region = RegionReport(*where, "equal", 1, (2, 3), 1, 2, 0.0, 1e-5, "float32", "f", (0,), None)
     decoded = VerifyReport(
         "a.onnx",
         "b.onnx",
@@ -71,9 +70,11 @@ def documents(tmp_path_factory) -> dict[str, Any]:
         depth="generate",
         prompts=(PromptReport("p", (3,), "none", 1, ((1, 2),)),),
         token_differences=(TokenDifference("p", 0, 1, "disabled", two, two, 0.5, 0.1, tie=False),),
+        regions=(region,),
+        bisected=(BisectedPass("tidy", "equal"),),
     ).to_json()
     verify = json.loads(left_out.dumps())
-    verify |= {key: decoded[key] for key in ("prompts", "token_differences")}
+    verify |= {key: decoded[key] for key in ("prompts", "token_differences", "regions", "bisected")}
     applied = json.loads(result.report.to_json())
     picture = applied["picture"] | {"experts": [json.loads(json.dumps(dataclasses.asdict(item))) for item in experts]}
     return {
@@ -123,6 +124,8 @@ def test_every_object_is_documented():
         "verify.prompts",
         "verify.token_differences",
         "verify.token_differences.reference",
+        "verify.regions",
+        "verify.bisected",
         "passes",
         "passes.options",
         "recipe",
@@ -196,32 +199,6 @@ def test_links_lead_somewhere(document):
 
 
 # ---- CONTRIBUTING.md --------------------------------------------------------------------------------------------------
-
-
-def test_the_example_pass_is_a_pass(monkeypatch):
-    (code,) = _blocks("CONTRIBUTING.md", "python")
-    assert len([line for line in code.splitlines() if line.strip()]) <= 42
-    module = types.ModuleType("drop_identity_example")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(compile(code, "CONTRIBUTING.md", "exec"), vars(module))
-    passes = {**registry._PASSES, "drop-identity": f"{module.__name__}:DropIdentity"}
-    monkeypatch.setattr(registry, "_PASSES", passes)
-    model = parse(
-        """
-        <ir_version: 9, opset_import: ["" : 18]>
-        g (float[B,4] x) => (float[B,4] y, float[B,4] z)
-        { a = Identity(x)  b = Relu(a)  c = Identity(b)  y = Neg(c)  z = Identity(c) }
-        """
-    )
-    report = Pipeline(["drop-identity"], check=True)(model)
-    assert [(site.id, site.status) for site in report.passes[0].sites] == [
-        ("identity:a", "rewritten"),
-        ("identity:c", "rewritten"),
-        ("identity:z", "refused"),
-    ]
-    assert op_types(model) == ["Relu", "Neg", "Identity"]
-    assert violations(model) == []
-    assert not Pipeline(["drop-identity"])(model).changed
 
 
 def test_the_folders_are_there():

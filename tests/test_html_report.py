@@ -172,6 +172,29 @@ def test_the_worst_output_comes_first():
     assert "now cache" in section.text
 
 
+def test_regions_and_tokens():
+    region = {"reference": "sum", "rewritten": "experts/sum", "sites": ["experts:0"], "status": "equal", "alike": 3}
+    region |= {"nodes": [118, 44], "error": 2e-7, "tolerance": 1e-5, "problem": None}
+    unknown = region | {
+        "rewritten": "odd/sum",
+        "status": "unchecked",
+        "error": None,
+        "alike": 1,
+        "problem": "no weights",
+    }
+    token = {"prompt": "p", "row": 0, "token": 4, "tie": True, "gap": 0.5, "limit": 1.0}
+    found = {"status": "equal", "depth": "regions", "regions": [region, unknown], "token_differences": [token]}
+    section = read(report_page(moe_report(verification=found))).one("section", id="verification")
+    assert "Depth regions (each rewritten region on its own)" in section.text
+    rows = [[cell.text for cell in row.all("td")] for row in section.one("tbody").all("tr")]
+    assert rows == [
+        ["odd/sumexperts:0", "? unchecked", "118 \u2192 44", "\u2013", "1e-05", "no weights"],
+        ["experts/sum3 regions alike: experts:0", "\u2713 equal", "118 \u2192 44", "2e-07", "1e-05"]
+        + ["Error of experts/sum0.02 of its limit.0.02 of its limit"],
+    ]
+    assert "p, row 0, token 4: a tie, a gap of 0.5 where 1 is the limit" in section.text
+
+
 def test_masks_that_cannot_be_told_say_why():
     section = read(report_page(moe_report())).one("section", id="attention")
     assert "cannot be told: the operator m masks within itself." in section.all("figure")[1].text
@@ -222,6 +245,7 @@ def test_no_pass_and_no_picture():
     page = read(report_page(report))
     assert "No pass found a site." in page.text
     assert "nothing was written" in page.text
+    assert page.text.count("This was not looked at") == 3
     assert "The result was not verified" in page.text
 
 

@@ -117,12 +117,12 @@ def _build(kind: str, directory: Path, output: Path) -> Path:
 
 
 def _sources(directory: Path) -> set[str]:
-    """Every module, recipe and marker under the name that it has once installed."""
+    """Every module, recipe, style and marker under the name that it has once installed."""
     found = set()
     for top, folders, files in os.walk(directory / "graphsurgery", followlinks=True):
         folders[:] = [name for name in folders if name != "__pycache__"]
         for name in files:
-            if name.endswith((".py", ".toml", ".typed")):
+            if name.endswith((".py", ".toml", ".css", ".typed")):
                 found.add((Path(top) / name).relative_to(directory).as_posix())
     return found
 

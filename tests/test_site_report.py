@@ -103,6 +103,7 @@ def test_the_json_form():
         ],
         "warnings": ["First.", "Beware."],
         "verification": None,
+        "picture": None,
     }
     assert SCHEMA == 1
 

@@ -9,7 +9,7 @@ import onnx_ir as ir
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["producers_first", "subgraphs_of"]
+__all__ = ["is_sorted", "producers_first", "reads_from", "subgraphs_of"]
 
 _GRAPH_TYPES = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})
 
@@ -32,7 +32,7 @@ def producers_first(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
         opened: set[ir.Node] = set()
         while stack:
             current = stack[-1]
-            missing = [] if current in opened else [before for before in _reads_from(current) if before in waiting]
+            missing = [] if current in opened else [before for before in reads_from(current) if before in waiting]
             opened.add(current)
             if missing:
                 stack.extend(before for before in missing if before not in opened)
@@ -51,11 +51,12 @@ def _is_blocked(node: ir.Node, waiting: dict[ir.Node, None]) -> bool:
             return True
     for attribute in node.attributes.data.values():
         if attribute.type in _GRAPH_TYPES:
-            return any(before in waiting for before in _reads_from(node))
+            return any(before in waiting for before in reads_from(node))
     return False
 
 
-def _reads_from(node: ir.Node) -> Iterator[ir.Node]:
+def reads_from(node: ir.Node) -> Iterator[ir.Node]:
+    """The nodes whose outputs ``node``, or a subgraph of it, reads; nodes within its subgraphs included."""
     for value in node.inputs:
         producer = value.producer() if value is not None else None
         if producer is not None:
@@ -79,3 +80,23 @@ def subgraphs_of(node: ir.Node) -> Iterator[ir.Graph]:
             yield attribute.value
         elif attribute.type == ir.AttributeType.GRAPHS and not attribute.is_ref():
             yield from attribute.value
+
+
+def is_sorted(graph: ir.Graph | ir.Function) -> bool:
+    """Whether every node of ``graph`` and its subgraphs comes after the producers of what it reads."""
+    return _is_sorted(graph, set())
+
+
+def _is_sorted(graph: ir.Graph | ir.Function, seen: set[ir.Node]) -> bool:
+    for node in graph:
+        for value in node.inputs:
+            if value is not None and (producer := value.producer()) is not None and producer not in seen:
+                return False
+        for attribute in node.attributes.data.values():
+            if attribute.type in _GRAPH_TYPES and not attribute.is_ref():
+                bodies = (attribute.value,) if attribute.type == ir.AttributeType.GRAPH else attribute.value
+                if not all(_is_sorted(body, seen) for body in bodies):
+                    return False
+        # Its own results are not there for its bodies.
+        seen.add(node)
+    return True

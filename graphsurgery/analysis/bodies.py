@@ -251,7 +251,10 @@ class _Joint:
             return sizes[0]
         common = _common_part(sizes)
         rests = tuple(size - common for size in sizes)
-        if not all(is_nonnegative(rest) for rest in rests):
+        if all(is_nonnegative(rest) for rest in rests):
+            # An element of a shape is the same unknown as the size that it is.
+            signed = False
+        else:
             common, rests = 0, sizes
         key = (rests, signed)
         if key not in self._unknowns:

@@ -5,6 +5,7 @@ names that follow, and explains a contradiction by the two who contradict each o
 
 Example::
 
+    >>> from graphsurgery.analysis.dims import parse_dim
     >>> past, seq = parse_dim("past"), parse_dim("seq")
     >>> solver = DimSolver([Equation(past + seq, 24, "total=24"), Equation(seq, 8, "seq=8")])
     >>> solver.numbers

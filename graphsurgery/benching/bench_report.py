@@ -35,7 +35,8 @@ class Measurement:
         load_peak_bytes: the most while it was loaded.
         peak_bytes: the most while it ran, inputs and outputs included.
         anonymous_bytes: memory behind the runs that no file backs.
-        peak_of_runs: whether ``peak_bytes`` counts the runs alone; else it is that of the process from its beginning.
+        peak_of_runs: whether the peaks count the runs alone; else they are those of the process from its beginning.
+        first_peak_bytes: the most while it ran once, before ONNX Runtime has planned its memory; not in the report.
     """
 
     latency: Sample
@@ -45,13 +46,22 @@ class Measurement:
     peak_bytes: int | None
     anonymous_bytes: int | None
     peak_of_runs: bool
+    first_peak_bytes: int | None = None
 
     @property
     def over_bytes(self) -> int | None:
         """What running takes beyond the loaded model; None where the peak may be that of loading."""
-        if self.loaded_bytes is None or self.peak_bytes is None or not self.peak_of_runs:
+        return self._over(self.peak_bytes)
+
+    @property
+    def first_over_bytes(self) -> int | None:
+        """What the first run takes beyond the loaded model; None where the peak may be that of loading."""
+        return self._over(self.first_peak_bytes)
+
+    def _over(self, peak: int | None) -> int | None:
+        if self.loaded_bytes is None or peak is None or not self.peak_of_runs:
             return None
-        return max(self.peak_bytes - self.loaded_bytes, 0)
+        return max(peak - self.loaded_bytes, 0)
 
     def metric(self, name: str) -> float | None:
         """One of :data:`METRICS`."""
@@ -255,6 +265,12 @@ class BenchReport:
         from graphsurgery.benching.plotting import svg
 
         return svg(self)
+
+    def to_html(self) -> str:
+        """The plot and the rows as one page for a person (:mod:`graphsurgery.html_report`)."""
+        from graphsurgery.html_report import bench_page
+
+        return bench_page(self)
 
     def render(self, console: Console) -> None:
         """Print a table."""

@@ -47,6 +47,7 @@ class _Lane:
     opened: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     reset: bool = False
     seconds: list[float] = dataclasses.field(default_factory=list)
+    first_peak: int | None = None
     failure: NotMeasured | None = None
 
     def attempt(self, action: Callable[[], None]) -> None:
@@ -86,7 +87,7 @@ def measure_point(
         for turn in range(plan.warmup + plan.runs):
             order = list(lanes.values()) if turn % 2 == 0 else list(lanes.values())[::-1]
             for lane in order:
-                lane.attempt(lambda lane=lane: lane.seconds.append(lane.worker.ask("run")["seconds"]))  # type: ignore[misc]
+                lane.attempt(lambda lane=lane: _run(lane))  # type: ignore[misc]
                 step()
         return tuple(
             _result(lanes[number], plan) if contender.absent is None else contender.absent
@@ -98,6 +99,13 @@ def _open(lane: _Lane, plan: Plan) -> None:
     path = str(lane.contender.path)
     lane.opened = lane.worker.ask("open", path=path, provider=plan.provider, threads=plan.threads)
     lane.reset = bool(lane.worker.ask("feed", folder=str(lane.contender.folder))["reset"])
+
+
+def _run(lane: _Lane) -> None:
+    answer = lane.worker.ask("run")
+    if not lane.seconds:
+        lane.first_peak = answer["peak"]
+    lane.seconds.append(answer["seconds"])
 
 
 def _result(lane: _Lane, plan: Plan) -> Measurement | NotMeasured:
@@ -113,6 +121,7 @@ def _result(lane: _Lane, plan: Plan) -> Measurement | NotMeasured:
         peak_bytes=memory["peak"],
         anonymous_bytes=memory["anonymous"],
         peak_of_runs=lane.reset,
+        first_peak_bytes=lane.first_peak,
     )
 
 

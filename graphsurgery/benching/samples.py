@@ -43,6 +43,10 @@ class Sample:
         """Whether the spread is more than :data:`NOISY`."""
         return self.spread > NOISY
 
+    def ratio(self, other: Sample) -> float:
+        """Median over median."""
+        return self.median / other.median
+
     def to_data(self) -> dict[str, Any]:
         """For JSON."""
         return {

@@ -4,7 +4,7 @@ It reads one JSON object a line from stdin and answers each with one on stdout:
 
 * ``{"do": "open", "path", "provider", "threads"}``: ``{"seconds", "resident", "peak", "anonymous"}`` of the session;
 * ``{"do": "feed", "folder"}``: takes the arrays there, and ``{"reset"}`` tells whether the peak counts from here;
-* ``{"do": "run"}``: ``{"seconds"}`` of one run;
+* ``{"do": "run"}``: ``{"seconds", "peak"}`` of one run, the peak as far as it has come;
 * ``{"do": "memory"}``: ``{"resident", "peak", "anonymous"}`` in bytes.
 
 What goes wrong is answered with ``{"error"}``. It ends with stdin.
@@ -62,7 +62,8 @@ class _Worker:
     def run(self) -> dict[str, Any]:
         started = time.perf_counter()
         self.session.run(None, self.arrays)
-        return {"seconds": time.perf_counter() - started}
+        seconds = time.perf_counter() - started
+        return {"seconds": seconds, "peak": read_memory().peak}
 
     def memory(self) -> dict[str, Any]:
         return dataclasses.asdict(read_memory())

@@ -87,9 +87,7 @@ def command(
     if report_file is not None:
         write_file(report_file, result.report.to_json())
     if html_file is not None:
-        from graphsurgery.html_report import report_page
-
-        write_file(html_file, report_page(result.report))
+        write_file(html_file, result.report.to_html())
     if report_form == "json":
         emit(result.report.to_json())
     else:

@@ -147,9 +147,7 @@ def command(
     if plot is not None:
         write_file(plot, report.to_svg())
     if html_file is not None:
-        from graphsurgery.html_report import bench_page
-
-        write_file(html_file, bench_page(report))
+        write_file(html_file, report.to_html())
     if report_form == "table":
         report.render(report_console())
     else:

@@ -28,9 +28,7 @@ def command(
     if report_file is not None:
         write_file(report_file, found.to_json())
     if html_file is not None:
-        from graphsurgery.html_report import inspect_page
-
-        write_file(html_file, inspect_page(found))
+        write_file(html_file, found.to_html())
     if report_form == "json":
         emit(found.to_json())
     else:

@@ -152,7 +152,7 @@ def clone_node(
         overload=node.overload,
         num_outputs=outputs,
         version=node.version,
-        name=node_name(node.name) if node.name else None,
+        name=node_name(node.name or node.op_type),
         doc_string=node.doc_string,
     )
     for value, original in zip(copy.outputs, node.outputs, strict=False):
@@ -224,7 +224,8 @@ class _Clone:
             overload=node.overload,
             num_outputs=len(node.outputs),
             version=node.version,
-            name=self._node_name(node.name) if node.name else None,
+            # onnx-ir names what has no name, without a look at the graphs around.
+            name=self._node_name(node.name or node.op_type),
             doc_string=node.doc_string,
         )
         copy.metadata_props.update(node.metadata_props)

@@ -16,6 +16,7 @@ from graphsurgery.analysis.shapes import shapes_of
 from graphsurgery.equivalence.roles import Role, axis_letters, cache_axis
 from graphsurgery.patterns._cache_names import cache_key, is_cache_name, kind_of_name, layer_of_name
 from graphsurgery.patterns.kv_cache import find_caches
+from graphsurgery.patterns.matcher import GraphIndex, through
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -77,7 +78,8 @@ def find_handover(proto: onnx.ModelProto, signature: Signature) -> tuple[Cache, 
     """
     model = ir.from_proto(proto)
     sites = find_caches(model, shapes_of(model))
-    caches = [_cache(site, signature) for site in sites]
+    placed = bool(signature.having(Role.POSITIONS)) or _counts_mask(model, signature)
+    caches = [_cache(site, signature, placed=placed) for site in sites]
     named = _outputs_by_words(signature)
     # Names only exchange outputs: each is handed on once.
     mates = [named.get(cache_key(cache.input.name)) if cache.input is not None else None for cache in caches]
@@ -124,13 +126,20 @@ def _by_name_alone(
         yield Cache(key, spec, output, manner, axis, 0 if spec.dims else None)
 
 
-def _cache(site: CacheSite, signature: Signature) -> Cache:
+def _counts_mask(model: ir.Model, signature: Signature) -> bool:
+    """Whether positions are counted in the mask: then padding in front of the tokens does not move them."""
+    masks = {spec.name for spec in signature.having(Role.MASK)}
+    found = {through(node.inputs[0]).name for node in GraphIndex(model).nodes("CumSum") if node.inputs[0] is not None}
+    return bool(masks & found)
+
+
+def _cache(site: CacheSite, signature: Signature, *, placed: bool) -> Cache:
     output = site.output.name or ""
     spec = signature.input(site.input.name or "") if site.input is not None else None
     fused = site.form == "fused" and signature.fused_attention
     if spec is None:
         return Cache(site.id, None, output, Manner.GROW, site.axis, 0, fused)
-    manner = _manner(site, spec, signature)
+    manner = _manner(site, spec, signature, placed=placed)
     axis = site.axis if manner in (Manner.GROW, Manner.FILL, Manner.SLOTS, Manner.RING) else None
     return Cache(site.id, spec, output, manner, axis, _batch_axis(spec, signature), fused)
 
@@ -142,7 +151,7 @@ def _batch_axis(spec: InputSpec, signature: Signature) -> int | None:
     return (named + [a for a, letter in enumerate(axis_letters(spec)) if letter == "B"] + [0])[0]
 
 
-def _manner(site: CacheSite, spec: InputSpec, signature: Signature) -> Manner:
+def _manner(site: CacheSite, spec: InputSpec, signature: Signature, *, placed: bool) -> Manner:
     if site.form == "counter":
         return Manner.COUNTER
     if site.form == "passthrough":
@@ -160,7 +169,8 @@ def _manner(site: CacheSite, spec: InputSpec, signature: Signature) -> Manner:
     # What cuts its own output to a fixed length is brought up to date by the model.
     if site.form == "concat" and not site.grows and fixed:
         return Manner.STATE
-    padded = bool(signature.having(Role.MASK, Role.MASK_ND))
+    # Positions that follow from the length of the cache would be those of a full one.
+    padded = placed and bool(signature.having(Role.MASK, Role.MASK_ND))
     return Manner.FILL if fixed and spec.dims[site.axis] and padded else Manner.GROW
 
 

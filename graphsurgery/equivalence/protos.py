@@ -13,6 +13,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from graphsurgery.errors import InputRefusedError
+from graphsurgery.model_files.soundness import refuse_endless_calls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -49,7 +50,8 @@ def read_proto(path: Path) -> onnx.ModelProto:
     """Read a model file without its external data.
 
     Raises:
-        InputRefusedError: the file is absent, empty, a Git LFS pointer, truncated or no model.
+        InputRefusedError: the file is absent, empty, a Git LFS pointer, truncated or no model, or a function of it
+            calls itself.
     """
     try:
         data = path.read_bytes()
@@ -65,6 +67,7 @@ def read_proto(path: Path) -> onnx.ModelProto:
         raise InputRefusedError(f"{path} is truncated or no ONNX model: fetch or export it again.") from error
     if not proto.HasField("graph"):
         raise InputRefusedError(f"{path} holds no graph: it is no ONNX model.")
+    refuse_endless_calls(proto, path)
     return proto
 
 

@@ -22,8 +22,6 @@ _BAR = 120
 
 def operators(ids: Ids, counts: Sequence[OperatorCounts], passes: Sequence[PassReport]) -> Html:
     """A line for each operator, those first that changed most; the rest folded."""
-    if not counts:
-        return el("p", "Operators were not counted.", class_="lede")
     before, after = counts[0].counts, counts[-1].counts
     names = sorted({**before, **after}, key=lambda name: (-abs(after.get(name, 0) - before.get(name, 0)), name))
     names.sort(key=lambda name: after.get(name, 0) == before.get(name, 0))

@@ -57,14 +57,14 @@ def report_page(report: Report) -> str:
             "operators",
             "Operators",
             "How often each occurs, functions and branches included.",
-            operators(ids, picture.operators if picture else (), report.passes),
+            operators(ids, picture.operators, report.passes) if picture else _UNSEEN,
         ),
-        _section("attention", "Attention", _ATTENTION, attention(ids, picture.attention if picture else ())),
+        _section("attention", "Attention", _ATTENTION, attention(ids, picture.attention) if picture else _UNSEEN),
         _section(
             "experts",
             "Experts",
             "What an expert block computes for a sample of tokens, by the form in which it is written.",
-            experts(ids, picture.experts if picture else ()),
+            experts(ids, picture.experts) if picture else _UNSEEN,
         ),
         _section(
             "verification",
@@ -110,14 +110,14 @@ def inspect_page(found: Inspection) -> str:
             "operators",
             "Operators",
             "How often each occurs, functions and branches included.",
-            operators(ids, picture.operators if picture else (), ()),
+            operators(ids, picture.operators, ()) if picture else _UNSEEN,
         ),
-        _section("attention", "Attention", _ATTENTION, attention(ids, picture.attention if picture else ())),
+        _section("attention", "Attention", _ATTENTION, attention(ids, picture.attention) if picture else _UNSEEN),
         _section(
             "experts",
             "Experts",
             "What an expert block computes for a sample of tokens, by the form in which it is written.",
-            experts(ids, picture.experts if picture else ()),
+            experts(ids, picture.experts) if picture else _UNSEEN,
         ),
     ]
     sections += _warnings(found.problems)
@@ -152,6 +152,8 @@ def bench_page(report: BenchReport) -> str:
     sections += _warnings(tuple(report.notes))
     return _page(f"bench: {PurePath(report.a).name}", "bench", about, tiles, sections)
 
+
+_UNSEEN = el("p", "This was not looked at: the report was made without a picture.", class_="lede")
 
 _COLUMNS = {
     "model": "model",

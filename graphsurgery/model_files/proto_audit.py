@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from graphsurgery.errors import InputRefusedError
 from graphsurgery.model_files.locations import unsafe_location
+from graphsurgery.model_files.tensor_sizes import tensor_is_whole
 from graphsurgery.model_files.unknown_fields import discard_unknown_fields
 
 if TYPE_CHECKING:
@@ -104,8 +105,9 @@ def _audit_graph(found: Audit, graph: onnx.GraphProto, *, nested: bool) -> None:
     for tensor in graph.initializer:
         if not tensor.name:
             raise found.refuse(f"graph {graph.name!r} has an initializer without a name", "re-export it")
-        _audit_tensor(found, tensor, tensor.name, nested=nested)
     _refuse_twins(found, [tensor.name for tensor in graph.initializer], "initializers")
+    for tensor in graph.initializer:
+        _audit_tensor(found, tensor, tensor.name, nested=nested)
     for sparse in graph.sparse_initializer:
         _refuse_sparse(found, sparse)
     for infos in (graph.input, graph.output, graph.value_info):
@@ -152,6 +154,9 @@ def _audit_tensor(found: Audit, tensor: onnx.TensorProto, name: str, *, nested: 
     if tensor.data_location != onnx.TensorProto.EXTERNAL:
         if tensor.metadata_props:
             found.with_metadata.append(tensor)
+        if not tensor_is_whole(tensor):
+            what = f"the bytes of tensor {name!r} are not as many as its shape {list(tensor.dims)} asks for"
+            raise found.refuse(what, "the file is damaged: export it again")
         return
     found.external.append(tensor)
     found.nested_external += nested

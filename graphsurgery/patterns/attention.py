@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from graphsurgery.analysis.bodies import bodies_of
 from graphsurgery.analysis.dims import is_nonnegative
+from graphsurgery.patterns.attention_kinds import Origins
 from graphsurgery.patterns.attention_sites import AttentionSite, FusedAttention, Sink
 from graphsurgery.patterns.key_value_sources import UnreadableError, broadcast_heads, find_source, regroups_heads
 from graphsurgery.patterns.mask_kinds import mask_kinds
@@ -48,7 +49,6 @@ _FUSED = {
     ("com.microsoft", "DecoderMaskedMultiHeadAttention"): "DecoderMaskedMultiHeadAttention",
 }
 _MAX_CHAIN = 24
-_VISION = re.compile(r"visual|vision|image_encoder", re.IGNORECASE)
 _LAYER = re.compile(r"(?:layers?|blocks?|h|encoder|decoder)[._/](\d+)(?:[._/]|$)")
 
 
@@ -61,13 +61,16 @@ def find_attentions(
     """
     found: list[AttentionSite | FusedAttention | Refusal] = []
     for body in bodies_of(model, shapes):
+        origins = Origins(body)
         known = index if body.function is None else GraphIndex(model, body.graph)
         anchors = known.nodes("Softmax")
         for domain, operator in _FUSED:
             anchors = [*anchors, *known.nodes(operator, domain=domain)]
         for node in sorted(anchors, key=known.order.__getitem__):
             number = len(found)
-            site = _fused(node, number, body) if node.op_type != "Softmax" else _Reader(node, number, body).read()
+            site = (
+                _fused(node, number, body) if node.op_type != "Softmax" else _Reader(node, number, body, origins).read()
+            )
             if site is not None:
                 found.append(site)
     return found
@@ -101,9 +104,13 @@ def _fused(node: ir.Node, number: int, body: Body) -> FusedAttention | None:
         past = (key, value) if key is not None and value is not None else None
     window = node.attributes.get("local_window_size")
     sliding = window is not None and window.as_int() > 0
+    causal = operator == "GroupQueryAttention" or any(
+        (attribute := node.attributes.get(name)) is not None and bool(attribute.as_int())
+        for name in ("is_causal", "unidirectional")
+    )
     return FusedAttention(
         id=f"attention:{number}",
-        kinds=("attention", "fused", "sliding" if sliding else "full"),
+        kinds=("attention", "fused", *(("causal",) if causal else ()), "sliding" if sliding else "full"),
         layer=_layer(node, body),
         node=node,
         operator=operator,
@@ -116,8 +123,9 @@ def _fused(node: ir.Node, number: int, body: Body) -> FusedAttention | None:
 class _Reader:
     """Reads the attention around one softmax."""
 
-    def __init__(self, softmax: ir.Node, number: int, body: Body) -> None:
+    def __init__(self, softmax: ir.Node, number: int, body: Body, origins: Origins) -> None:
         self._softmax = softmax
+        self._origins = origins
         self._number = number
         self._body = body
         self._shapes = body.view
@@ -179,7 +187,7 @@ class _Reader:
             raise UnreadableError(f"keys {key.base.name!r} and values {value.base.name!r} have different lengths")
         return AttentionSite(
             id=f"attention:{self._number}",
-            kinds=("attention", "decomposed", *self._kinds(scores, chain, length, total)),
+            kinds=("attention", "decomposed", *self._kinds(scores, chain, key.base, length, total)),
             layer=_layer(softmax, self._body),
             query=query,
             scores=scores,
@@ -226,10 +234,16 @@ class _Reader:
             )
         return source
 
-    def _kinds(self, scores: ir.Node, chain: tuple[ir.Node, ...], length: Dim, total: Dim) -> tuple[str, ...]:
+    def _kinds(
+        self, scores: ir.Node, chain: tuple[ir.Node, ...], key: ir.Value, length: Dim, total: Dim
+    ) -> tuple[str, ...]:
         outside = _operands(scores, chain)
-        vision = ("vision",) if _VISION.search(self._softmax.metadata_props.get("namespace", "")) else ()
-        return (*mask_kinds(outside, length, total, self._body), *vision)
+        masks = mask_kinds(outside, length, total, self._body)
+        query = scores.inputs[0]
+        if "causal" in masks or "sliding" in masks or query is None:
+            return masks
+        namespace = self._softmax.metadata_props.get("namespace", "")
+        return (*masks, *self._origins.kinds(namespace, query, key, length, total, outside))
 
     def _check_softmax(self) -> None:
         softmax = self._softmax

@@ -19,6 +19,7 @@ from graphsurgery.patterns.function_bodies import body_view
 from graphsurgery.patterns.fused_reads import fused_operands
 from graphsurgery.patterns.kv_cache import find_caches
 from graphsurgery.patterns.matcher import is_op
+from graphsurgery.patterns.products import read_product
 from graphsurgery.patterns.site import Refusal, Site
 from graphsurgery.patterns.write_positions import write_of
 
@@ -200,12 +201,12 @@ class _Finder:
         if site.probabilities_read is not None:
             raise _NotBoundedError(f"its scores or probabilities are also read by {site.probabilities_read}")
         edges = []
-        for node, behind in ((site.scores, 1), (site.product, 2)):
+        for node, plain in ((site.scores, (-1, -2)), (site.product, (-2, -1))):
             value = node.inputs[1]
             rank = self._shapes.rank(value) if value is not None else None
             if rank is None:
                 raise _NotBoundedError(f"the shape of {value.name if value else ''!r} is not known")
-            edges.append(ColumnEdge(node, 1, rank - behind))
+            edges.append(ColumnEdge(node, 1, rank + read_product(node).axes(plain)[0]))
         masks = self._masks(site)
         if not masks:
             raise _NotBoundedError("nothing masks its keys: every slot of the cache is attended")

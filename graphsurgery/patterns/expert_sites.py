@@ -86,6 +86,8 @@ class ExpertStep:
 
     Attributes:
         node: the exporter's node, for its operator and attributes (the first expert's, where each has its own).
+            Where one operator of the exporter is several steps (an Einsum, a product that weighs and sums), a node that
+            is in no graph and reads nothing stands for each: a ``MatMul`` or ``Mul``.
         operands: what it reads, in the order of its inputs.
         output: which of its outputs is used.
         per_row: whether it gives rows; otherwise one value for each expert.

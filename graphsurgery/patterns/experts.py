@@ -13,30 +13,29 @@ import contextlib
 import dataclasses
 from typing import TYPE_CHECKING
 
+import onnx_ir as ir
+
 from graphsurgery.analysis.shapes import shapes_of
 from graphsurgery.patterns.attention import layer_of
 from graphsurgery.patterns.experts_dense import SpreadReader, adds_nothing, replace_weight, unchosen
 from graphsurgery.patterns.experts_finish import exclusive, finish
 from graphsurgery.patterns.experts_loop import LoopReader
-from graphsurgery.patterns.experts_numbers import IndexReader, Pairs, Run, reduced_axes
+from graphsurgery.patterns.experts_numbers import IndexReader, Pairs, Run
 from graphsurgery.patterns.experts_parameters import ParameterReader
 from graphsurgery.patterns.experts_rows import RowReader
+from graphsurgery.patterns.experts_starts import start_of
 from graphsurgery.patterns.experts_terms import Step, UnreadableError, label
 from graphsurgery.patterns.matcher import GraphIndex, is_op, readers, subgraphs
 from graphsurgery.patterns.site import Refusal
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
-
     from graphsurgery.analysis.shapes import Shapes
     from graphsurgery.patterns.expert_sites import ExpertSite
     from graphsurgery.patterns.experts_dense import Spread
-    from graphsurgery.patterns.experts_layout import Labels
     from graphsurgery.patterns.experts_rows import Found
+    from graphsurgery.patterns.experts_starts import Start
 
 __all__ = ["find_experts"]
-
-_MAX_COPIES = 4096
 
 
 def find_experts(model: ir.Model) -> list[ExpertSite | Refusal]:
@@ -56,7 +55,7 @@ class _Finder:
 
     def find(self) -> list[ExpertSite | Refusal]:
         found: list[tuple[int, ExpertSite | Refusal]] = []
-        for node in self._index.nodes("ReduceSum"):
+        for node in self._index.nodes("ReduceSum", "MatMul", "Einsum"):
             if node.graph is self._model.graph:
                 site = self._summed(node)
                 if site is not None:
@@ -113,14 +112,17 @@ class _Finder:
 
     def _summed(self, node: ir.Node) -> ExpertSite | Refusal | None:
         """The block whose copies ``node`` adds up along an axis of their own."""
-        start = self._summed_axes(node)
+        start = start_of(node, self._shapes, self._constant)
         if start is None:
             return None
-        axes, copies = start
-        reader = self._reader(node, axes, copies)
+        copies = start.copies
+        reader = self._reader(node, start)
         found = reader.found
         try:
-            term = reader.rows(node.inputs[0], axes, None)
+            term = reader.rows(start.rows, start.axes, None)
+            if start.weights is not None and isinstance(term, Step):
+                weight = reader.rows(start.weights, start.weight_axes, None)
+                term = Step(ir.Node("", "Mul", (), num_outputs=1), (term, weight))
             if not isinstance(term, Step) or not found.matrices:
                 return None
             if found.roots:
@@ -140,15 +142,16 @@ class _Finder:
         except UnreadableError as error:
             return self._refusal(node, str(error))
 
-    def _reader(self, node: ir.Node, axes: Labels, copies: int) -> RowReader:
+    def _reader(self, node: ir.Node, start: Start) -> RowReader:
         """A reader for the rows that ``node`` sums."""
+        copies = start.copies
         reader = RowReader(self._shapes, self._numbers, self._parameters, self._constant, copies)
         if copies > 1:
             return reader
         # One expert a token: nothing need repeat the rows, so that only the choice tells the block from what is above.
         first = RowReader(self._shapes, self._numbers, self._parameters, self._constant, copies)
         with contextlib.suppress(UnreadableError):
-            first.rows(node.inputs[0], axes, None)
+            first.rows(start.rows, start.axes, None)
         reader.inside = exclusive(node, [*first.found.roots, *first.found.weights])
         return reader
 
@@ -163,8 +166,8 @@ class _Finder:
             raise UnreadableError(f"value {arranged[0].name!r} holds weights in an order of its own")
         if found.labelled is not None:
             raise UnreadableError(f"parameter {found.labelled.name!r} has a part for each choice")
-        form = "grouped" if found.grouped else "batched"
-        return finish(node.outputs[0], term, found, form, self._shapes, self._index)
+        form = "dense" if found.dense else "grouped" if found.grouped else "batched"
+        return finish(_flat(node), term, found, form, self._shapes, self._index)
 
     def _dense(self, node: ir.Node, term: Step, found: Found, spread: Spread, experts: int) -> ExpertSite:
         """The block that runs all experts on all tokens."""
@@ -178,31 +181,20 @@ class _Finder:
         found.experts[spread.root] = experts
         found.weights = {spread.weights: ("t", "c")}
         by_expert = spread.by_expert
-        return finish(node.outputs[0], replaced, found, "dense", self._shapes, self._index, weights_by_expert=by_expert)
-
-    def _summed_axes(self, node: ir.Node) -> tuple[Labels, int] | None:
-        source = node.inputs[0]
-        shape = self._shapes.shape(source) if source is not None else None
-        reduced = reduced_axes(node)
-        if shape is None or reduced is None or len(reduced) != 1 or not 3 <= len(shape) <= 4:
-            return None
-        axis = reduced[0] % len(shape)
-        copies = shape[axis]
-        if not isinstance(copies, int) or not 1 <= copies <= _MAX_COPIES or not isinstance(shape[-1], int):
-            return None
-        if axis == len(shape) - 1:
-            return None
-        outer = [place for place in range(len(shape) - 1) if place != axis]
-        names = ("t",) if len(outer) == 1 else ("b", "s")
-        labels = dict(zip(outer, names, strict=True))
-        labels[axis], labels[len(shape) - 1] = "c", "f"
-        return tuple(labels[place] for place in range(len(shape))), copies
-
-    # ---- the site -------------------------------------------------------------------------------------------------
+        return finish(_flat(node), replaced, found, "dense", self._shapes, self._index, weights_by_expert=by_expert)
 
     def _refusal(self, node: ir.Node, reason: str) -> Refusal:
         text = f"the expert block that ends in {node.op_type} {node.name or node.outputs[0].name!r} cannot be read: {reason}"
         return Refusal(id="", kinds=("experts",), layer=layer_of(node), reason=text)
+
+
+def _flat(node: ir.Node) -> ir.Value:
+    """The sum that ``node`` makes, without the axis of one that a product leaves."""
+    value = node.outputs[0]
+    following = readers(value)
+    if is_op(node, "MatMul") and len(following) == 1 and is_op(following[0], "Squeeze", "Reshape"):
+        return following[0].outputs[0]
+    return value
 
 
 def _fused(node: ir.Node) -> Refusal:

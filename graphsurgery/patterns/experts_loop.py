@@ -144,6 +144,8 @@ class LoopReader:
     def _read_back(self, data: ir.Value, updates: ir.Value, content: Numbers) -> ir.Value | None:
         """What is added, where ``updates`` are the same rows of ``data`` and something more."""
         node = updates.producer()
+        while node is not None and is_op(node, "Reshape", "Expand", "Identity") and node.inputs[0] is not None:
+            node = node.inputs[0].producer()
         if node is None or not is_op(node, "Add"):
             return None
         for place in (0, 1):

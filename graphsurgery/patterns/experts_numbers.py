@@ -258,7 +258,13 @@ class IndexReader:
             # Only what repeats nothing: a repetition along the features is the business of a ScatterElements.
             padded = ("1",) * (len(after) - len(axes)) + tuple(axes)
             sizes = (1,) * (len(after) - len(before)) + tuple(before)
-            return tuple("1" if size == 1 else name for name, size in zip(padded, sizes, strict=True))
+            return tuple(
+                "1" if size == 1 and wide != 1 else name for name, size, wide in zip(padded, sizes, after, strict=True)
+            )
+        places = const_ints(node.inputs[1]) if node.op_type == "Unsqueeze" and len(node.inputs) > 1 else None
+        if places is not None:
+            added, rest = {place % len(after) for place in places}, iter(axes)
+            return tuple("1" if place in added else next(rest) for place in range(len(after)))
         return regroup(axes, before, after, self.top_k(source.root))
 
     def _computed(self, node: ir.Node) -> Content | None:
@@ -367,6 +373,8 @@ class IndexReader:
             axis %= len(source.axes)
             axes = source.axes[:axis] + kept + source.axes[axis + 1 :]
             return dataclasses.replace(source.parts[place], axes=axes)
+        if isinstance(source, Numbers) and place == 0 and source.axes[axis] == "1":
+            return dataclasses.replace(source, axes=source.axes[:axis] + source.axes[axis % len(source.axes) + 1 :])
         index = self.content(node.inputs[1])
         return self._picked(node.inputs[0], index) if axis == 0 and index is not None else None
 
@@ -385,6 +393,8 @@ class IndexReader:
         if any(name not in counted for name in mask.axes):
             return None
         parts = tuple(Numbers(mask.root, "position", counted[name], ("r",), space) for name in mask.axes)
+        if len(parts) == 1:
+            return dataclasses.replace(parts[0], axes=("1", "r"))
         return Pairs(mask.root, parts, ("d", "r"))
 
     def _read_reducemax(self, node: ir.Node, _: ir.Value) -> Content | None:
@@ -482,6 +492,8 @@ class IndexReader:
             place = node.outputs.index(value)
             return dataclasses.replace(source, offset=source.offset + place, length=1)
         axis = _number(node, "axis", 0)
+        if isinstance(source, Numbers) and source.axes[axis] == "1" and len(node.outputs) == 1:
+            return source
         if isinstance(source, Pairs) and source.axes[axis] == "d" and len(node.outputs) == len(source.parts):
             axes = tuple("1" if name == "d" else name for name in source.axes)
             return dataclasses.replace(source.parts[node.outputs.index(value)], axes=axes)

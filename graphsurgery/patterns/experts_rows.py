@@ -10,17 +10,19 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+import onnx_ir as ir
+
 from graphsurgery.analysis.constants import const_ints, constant_of
 from graphsurgery.patterns.expert_sites import ROUTE_WEIGHT, TOKEN_ROW
+from graphsurgery.patterns.experts_finish import exclusive
 from graphsurgery.patterns.experts_layout import ROWS, has_copies, regroup, same_axes
 from graphsurgery.patterns.experts_numbers import Numbers, Pairs, Run, Slots, Space, reduced_axes
 from graphsurgery.patterns.experts_parameters import unify
+from graphsurgery.patterns.experts_starts import equation_of
 from graphsurgery.patterns.experts_terms import Step, Term, UnreadableError, label
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
-
-    import onnx_ir as ir
 
     from graphsurgery.analysis.dims import Dim
     from graphsurgery.analysis.shapes import ShapeView
@@ -68,6 +70,7 @@ class Found:
         nodes: nodes whose rows are those of the experts.
         experts: E, by the chosen experts.
         grouped: whether each expert works on its own rows among those sorted by expert.
+        dense: whether every expert works on every token.
         labelled: a parameter that has one part for each copy of the rows.
         matrices: whether rows are multiplied by a matrix.
     """
@@ -78,6 +81,7 @@ class Found:
     nodes: dict[ir.Node, None] = dataclasses.field(default_factory=dict)
     experts: dict[ir.Value, int] = dataclasses.field(default_factory=dict)
     grouped: bool = False
+    dense: bool = False
     labelled: ir.Value | None = None
     matrices: bool = False
 
@@ -145,9 +149,13 @@ class RowReader:
         if everywhere and (node is None or node not in (self.inside or ())):
             return self._token(value, axes)
         if not has_copies(axes) and not everywhere:
-            if "f" not in axes:
+            # What is computed of a token in an arrangement of its own belongs to the experts that read it.
+            if "f" in axes and (node is None or "1" not in axes or self._views(value, axes)[1]):
+                return self._token(value, axes)
+            if "f" not in axes and not self._from_rows(value, axes):
                 raise UnreadableError(f"value {value.name!r} has a number for each token")
-            return self._token(value, axes)
+            assert node is not None
+            return self._node(node, value, axes, space)
         if self._copies == 1 and space is None and "f" in axes and self.inside is not None and node not in self.inside:
             return self._token(value, axes)
         if "f" not in axes:
@@ -183,24 +191,29 @@ class RowReader:
         return value
 
     def _token(self, value: ir.Value, axes: Labels) -> Term:
-        views: dict[int, ir.Value] = {}
-        while True:
-            if "1" not in axes and len(axes) in (2, 3):
-                views[len(axes)] = value
-            node = value.producer()
-            if node is None or node.domain or node.op_type not in (*_LAYOUT, "Identity", "Expand"):
-                break
-            source = node.inputs[0]
-            above = self.arranged(node, value, axes) if source is not None else None
-            if source is None or above is None or (has_copies(above) and self._copies != 1):
-                break
-            value, axes = source, above
+        value, views = self._views(value, axes)
         for known in self.found.tokens.values():
             if any(item in known.values() for item in views.values()):
                 known.update({rank: item for rank, item in views.items() if rank not in known})
                 return TOKEN_ROW
         self.found.tokens[value] = views
         return TOKEN_ROW
+
+    def _views(self, value: ir.Value, axes: Labels) -> tuple[ir.Value, dict[int, ir.Value]]:
+        """What ``value`` arranges, and the arrangements on the way that are plain rows, by rank."""
+        views: dict[int, ir.Value] = {}
+        while True:
+            if axes in (("t", "f"), ("b", "s", "f")) or (self._copies == 1 and "1" not in axes and len(axes) in (2, 3)):
+                views[len(axes)] = value
+            node = value.producer()
+            if node is None or node.domain or node.op_type not in (*_LAYOUT, "Identity", "Expand", "Transpose"):
+                break
+            source = node.inputs[0]
+            above = self.arranged(node, value, axes) if source is not None else None
+            if source is None or above is None or (has_copies(above) and self._copies != 1):
+                break
+            value, axes = source, above
+        return value, views
 
     def _weight(self, value: ir.Value, axes: Labels) -> Term:
         """The route weight, where ``value`` is a number for each (token, copy) that no row was reduced to."""
@@ -266,10 +279,12 @@ class RowReader:
         rule = {
             "MatMul": self._product,
             "Gemm": self._gemm,
+            "Einsum": self._einsum,
             "Slice": self._features,
             "Split": self._features,
             "Gather": self._gather,
             "GatherND": self._gather_nd,
+            "GatherElements": self._gather_elements,
             "Concat": self._concat,
         }.get(kind)
         if rule is not None:
@@ -323,12 +338,35 @@ class RowReader:
             return Step(node, (self._matrix(left, parameter, space), self.rows(right, rows, space)))
         raise UnreadableError(f"{label(node)} is no product of rows and a parameter")
 
-    def _matrix(self, value: ir.Value, axes: Labels, space: Space | None) -> Term:
+    def _matrix(self, value: ir.Value | None, axes: Labels, space: Space | None) -> Term:
         self.found.matrices = True
         term = self.rows(value, axes, space)
         if isinstance(term, Step) and term.per_row:
-            raise UnreadableError(f"value {value.name!r}, which multiplies rows, is no parameter")
+            raise UnreadableError(f"{label(term.node)}, which multiplies rows, is no parameter")
         return term
+
+    def _einsum(self, node: ir.Node, _: ir.Value, axes: Labels, space: Space | None) -> Term:
+        """A product of rows and a parameter, summed over one letter of features."""
+        equation = equation_of(node)
+        if equation is None or len(equation[0]) != 2 or axes.count("f") != 1:
+            raise UnreadableError(f"{label(node)} is no product of rows and a parameter")
+        letters, output = equation
+        names = dict(zip(output, axes, strict=True))
+        new = output[axes.index("f")]
+        for place in (0, 1):
+            rows, parameter = letters[place], letters[1 - place]
+            summed = [letter for letter in rows if letter not in output]
+            if new in rows or new not in parameter or len(summed) != 1 or summed[0] not in parameter:
+                continue
+            if set(rows) | set(parameter) != {*output, summed[0]}:
+                continue
+            given = names | {summed[0]: "f"}
+            matrix = self._matrix(node.inputs[1 - place], tuple(given[letter] for letter in parameter), space)
+            row = self.rows(node.inputs[place], tuple(given[letter] for letter in rows), space)
+            column = parameter.index(new) < parameter.index(summed[0])
+            product = ir.Node("", "MatMul", (), num_outputs=1)
+            return Step(product, (matrix, row) if column else (row, matrix))
+        raise UnreadableError(f"{label(node)} is no product of rows and a parameter")
 
     def _gemm(self, node: ir.Node, value: ir.Value, axes: Labels, space: Space | None) -> Term:
         turned = node.attributes.get("transA")
@@ -404,7 +442,45 @@ class RowReader:
             self.found.grouped = True
             self._count(space.root, len(copies), label(node))
             return term
+        if axes[axis] == "c" and space is None and len(node.inputs) == self._copies > 1:
+            return self._stacked_copies(node, axis, axes)
         raise UnreadableError(f"{label(node)} puts rows together in a way that cannot be followed")
+
+    def _stacked_copies(self, node: ir.Node, axis: int, axes: Labels) -> Term:
+        """What E copies give for all tokens, put side by side."""
+        outer, copies = self.inside, []
+        for number, item in enumerate(node.inputs):
+            producer = item.producer() if item is not None else None
+            if item is None or producer is None or self._shapes.dim(item, axis) != 1:
+                raise UnreadableError(f"{label(node)} puts rows together in a way that cannot be followed")
+            self.inside = exclusive(producer, ())
+            space = Space("all", node.outputs[0], number)
+            copies.append(self.rows(item, (*axes[:axis], "1", *axes[axis + 1 :]), space))
+        self.inside = outer
+        self.found.labelled = node.outputs[0]
+        self.found.nodes[node] = None
+        return unify(copies, self._shapes)
+
+    def _gather_elements(self, node: ir.Node, _: ir.Value, axes: Labels, space: Space | None) -> Term:
+        """Of what all experts give, that of the chosen ones."""
+        data, index = node.inputs
+        assert data is not None
+        attribute = node.attributes.get("axis")
+        axis = (0 if attribute is None else attribute.as_int()) % len(axes)
+        chosen, experts = self._numbers.chosen(index), self._sizes(data)[axis]
+        picked = tuple("1" if name == "f" else name for name in axes)
+        if chosen is None or not isinstance(experts, int) or space is not None or axes[axis] != "c":
+            raise UnreadableError(f"{label(node)} picks in a way that cannot be followed")
+        if chosen.axes != picked or not self._numbers.identity(chosen, experts):
+            raise UnreadableError(f"{label(node)} picks in a way that cannot be followed")
+        every = RowReader(self._shapes, self._numbers, self._parameters, self._constant, experts)
+        every.found = self.found
+        term = every.rows(data, axes, None)
+        if self.found.weights:
+            raise UnreadableError(f"{label(node)} picks rows that are weighted already")
+        self.found.labelled, self.found.dense = None, True
+        self._count(chosen.root, experts, label(node))
+        return term
 
     def _count(self, root: ir.Value, experts: int, where: str) -> None:
         self.found.roots[root] = None

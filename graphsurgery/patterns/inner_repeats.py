@@ -10,14 +10,14 @@ from graphsurgery.patterns.layer_growth import Growth
 from graphsurgery.patterns.matcher import is_op
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator
+    from collections.abc import Hashable, Iterable, Iterator, Sequence
 
     import onnx_ir as ir
 
 __all__ = ["find_inner_repeats"]
 
 _JOINING = ("Concat", "Sum", "Max", "Min", "Mean", "SequenceConstruct")
-_FEWEST = 4
+_FEWEST = 3
 _MANY = 8  # nodes that are worth a function even where none of them is a product
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "MatMulNBits", "MatMulInteger", "QLinearMatMul", "Einsum")
 
@@ -33,19 +33,20 @@ def find_inner_repeats(
         min_repeats: how many equal groups make a function.
         nested: ``graph`` is the body of a function.
     """
-    flow = Flow(graph, functions)
+    called = frozenset(functions)
+    flow = Flow(graph, called)
     trees = _Trees(flow)
     taken: set[ir.Node] = set()
     found: list[Body] = []
     for anchors, through in _anchors(flow):
         groups: dict[Hashable, list[ir.Node]] = {}
         for node in anchors:
-            if node not in taken:
+            if node not in taken and node.op_identifier() not in called:
                 groups.setdefault(trees.of(node, through), []).append(node)
         for nodes in groups.values():
             if len(nodes) < min_repeats:
                 continue
-            grown = Growth(flow, [[node] for node in nodes])
+            grown = _InnerGrowth(flow, [[node] for node in nodes], called)
             grown.upwards()
             grown.sort()
             if grown.everywhere & taken or not _is_worth(grown.groups[0]):
@@ -53,6 +54,18 @@ def find_inner_repeats(
             taken |= grown.everywhere
             found.append(describe_body(flow, grown.groups, nested=nested))
     return found
+
+
+class _InnerGrowth(Growth):
+    """Calls of functions stay outside: a layer is not part of what feeds something else."""
+
+    def __init__(self, flow: Flow, groups: Sequence[list[ir.Node]], called: frozenset[ir.OperatorIdentifier]) -> None:
+        super().__init__(flow, groups)
+        self._called = called
+
+    def may_join(self, node: ir.Node, number: int) -> bool:  # noqa: ARG002
+        """See :meth:`Growth.may_join`."""
+        return node.op_identifier() not in self._called
 
 
 def _is_worth(nodes: list[ir.Node]) -> bool:
@@ -69,7 +82,11 @@ def _anchors(flow: Flow) -> Iterator[tuple[list[ir.Node], int | None]]:
             yield list(dict.fromkeys(maker for maker in makers if maker is not None)), None
         for slot, value in enumerate(flow.slots[node][:2]):
             before = value.producer() if value is not None else None
-            if before is not None and flow.signature(before) == flow.signature(node) and (before, slot) not in following:
+            if (
+                before is not None
+                and flow.signature(before) == flow.signature(node)
+                and (before, slot) not in following
+            ):
                 following[before, slot] = node
                 has_before.add((node, slot))
     for node, slot in list(following):

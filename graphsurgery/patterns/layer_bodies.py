@@ -75,24 +75,32 @@ class Body:
 
 
 def describe_body(
-    flow: Flow, instances: Sequence[Sequence[ir.Node]], first: Sequence[ir.Node] = (), *, nested: bool = False
+    flow: Flow, instances: Sequence[Sequence[ir.Node]], first: Sequence[ir.Value] = (), *, nested: bool = False
 ) -> Body:
     """The function that ``instances`` have in common.
 
     Args:
         flow: the graph.
         instances: equal lists of nodes, in execution order.
-        first: nodes whose outputs become the first parameters and results: the ends of the layers.
+        first: values that become the first parameters and results: the hidden states between the layers.
         nested: the nodes are in the body of a function already.
     """
+    ends = set(first)
     columns = _Columns(flow, instances, nested=nested)
     slots = columns.slots()
-    order = sorted(range(len(columns.parameters)), key=lambda at: (_rank(columns.parameters[at], first), at))
+    order = sorted(range(len(columns.parameters)), key=lambda at: (_rank(columns.parameters[at], ends), at))
     number = {old: new for new, old in enumerate(order)}
     renumbered = tuple(
         tuple(Parameter(number[ref.number]) if isinstance(ref, Parameter) else ref for ref in row) for row in slots
     )
-    outputs = sorted(_outputs(flow, instances), key=lambda ref: instances[0][ref.position] not in first)
+    outputs = sorted(
+        _outputs(flow, instances),
+        key=lambda ref: (
+            instances[0][ref.position].outputs[ref.index] not in ends
+            if ref.index < len(instances[0][ref.position].outputs)
+            else True
+        ),
+    )
     return Body(
         tuple(tuple(nodes) for nodes in instances),
         renumbered,
@@ -102,8 +110,8 @@ def describe_body(
     )
 
 
-def _rank(column: tuple[ir.Value, ...], first: Sequence[ir.Node]) -> int:
-    if any(value.producer() in first for value in column if value.producer() is not None):
+def _rank(column: tuple[ir.Value, ...], ends: set[ir.Value]) -> int:
+    if any(value in ends for value in column):
         return 0
     return 2 if all(value.const_value is not None for value in column) else 1
 
@@ -154,7 +162,9 @@ class _Columns:
             return False
         if not self._nested:
             return True
-        notes = {maker.metadata_props.get(STORED_KEY, maker.metadata_props.get(SHARED_KEY)) for maker in makers if maker}
+        notes = {
+            maker.metadata_props.get(STORED_KEY, maker.metadata_props.get(SHARED_KEY)) for maker in makers if maker
+        }
         return notes == {None} if kinds > 1 else notes.isdisjoint({None, OWN})
 
 

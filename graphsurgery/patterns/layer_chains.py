@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING
 
 from graphsurgery.patterns.layer_words import Letter, split_word
@@ -30,6 +31,22 @@ __all__ = ["Chain", "Segment", "find_chain", "forward_cone", "mixing_nodes"]
 
 _ENOUGH = 0.75  # of a cone in repeated layers: no shorter leaps are tried
 _SHORTEST_LEAP = 8
+_PRODUCTS = frozenset(
+    {
+        *(
+            "MatMul",
+            "Gemm",
+            "Einsum",
+            "Conv",
+            "MatMulInteger",
+            "QLinearMatMul",
+            "MatMulNBits",
+            "MatMulBnb4",
+            "FusedMatMul",
+        ),
+        *("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QGemm", "FusedGemm", "MoE", "QMoE", "If", "Loop"),
+    }
+)
 _WITHOUT_DATA = frozenset({"Shape", "Size"})
 
 
@@ -38,12 +55,12 @@ class Segment:
     """What may be one layer: from the cut ``entry`` (not part of it) to the cut ``exit``.
 
     Attributes:
-        entry: the node whose outputs the layer reads as its hidden state.
+        entry: the node whose outputs the layer reads as its hidden state; None where it reads the source itself.
         exit: the node that makes the next hidden state.
         word: what its regions are.
     """
 
-    entry: ir.Node
+    entry: ir.Node | None
     exit: ir.Node
     word: tuple[Hashable, ...]
 
@@ -123,23 +140,26 @@ def _segments(
             producer = value.producer() if value is not None else None
             if producer in position and cone[node] - cone[producer] <= leap:
                 furthest[position[producer]] = max(furthest[position[producer]], own)
-    cuts: list[int] = []
-    reach = 0
+    # The source is the first cut.
+    cuts: list[int] = [-1]
+    reach = max(
+        (own for node, own in position.items() if cone[node] - 1 <= leap and source in flow.slots[node]), default=0
+    )
     for number in range(len(path)):
         if reach <= number:
             cuts.append(number)
         reach = max(reach, furthest[number])
-    # What lies before the first cut reads the source in several places: it is no layer, unless it ends in a cut itself.
     letters = [
-        _letter(flow, path[start + 1 : end + 1], path[start], leap, cone, mixers)
-        for start, end in zip(cuts, cuts[1:], strict=False)
+        _letter(flow, path[start + 1 : end + 1], path[start] if start >= 0 else None, source, mixers)
+        for start, end in itertools.pairwise(cuts)
     ]
     mixing = any(node in mixers for node in cone)
     found: list[Segment] = []
     counts: collections.Counter[tuple[Hashable, ...]] = collections.Counter()
     sizes: dict[tuple[Hashable, ...], int] = {}
     for factor in split_word(letters, mixing=mixing):
-        found.append(Segment(path[cuts[factor.start]], path[cuts[factor.end]], factor.word))
+        start = cuts[factor.start]
+        found.append(Segment(path[start] if start >= 0 else None, path[cuts[factor.end]], factor.word))
         counts[factor.word] += 1
         sizes[factor.word] = sum(letter.size for letter in letters[factor.start : factor.end])
     covered = sum(count * sizes[word] for word, count in counts.items() if count > 1)
@@ -172,9 +192,8 @@ def _path(flow: Flow, source: ir.Value, cone: Mapping[ir.Node, int], sink: ir.No
 def _letter(
     flow: Flow,
     region: Sequence[ir.Node],
-    cut: ir.Node,
-    leap: int,
-    cone: Mapping[ir.Node, int],
+    cut: ir.Node | None,
+    source: ir.Value,
     mixers: Collection[ir.Node],
 ) -> Letter:
     numbers: dict[ir.Node, int] = {}
@@ -186,14 +205,15 @@ def _letter(
                 reads.append(None)
             elif producer in numbers:
                 reads.append((numbers[producer], value.index()))
-            elif producer is cut:
+            elif value is source if cut is None else producer is cut:
                 reads.append("state")
             else:
                 reads.append(("outside", flow.marker(value)))
         numbers[node] = flow.intern((flow.signature(node), tuple(reads)))
     operators = collections.Counter(f"{node.domain}::{node.op_type}" for node in region)
     mixes = any(node in mixers for node in region)
-    return Letter(numbers[region[-1]], mixes, len(region), operators)
+    multiplies = any(node.op_type in _PRODUCTS for node in region)
+    return Letter(numbers[region[-1]], mixes, multiplies, len(region), operators)
 
 
 # ---- what mixes positions -----------------------------------------------------------------------------------------
@@ -202,7 +222,7 @@ _MIXING = frozenset(
     {
         *("Attention", "MultiHeadAttention", "GroupQueryAttention", "PackedMultiHeadAttention", "PagedAttention"),
         *("DecoderMaskedMultiHeadAttention", "SparseAttention", "PackedAttention", "QAttention", "LongformerAttention"),
-        *("LinearAttention", "CausalConvWithState", "RNN", "LSTM", "GRU", "Scan", "TensorScatter"),
+        *("LinearAttention", "CausalConvWithState", "RNN", "LSTM", "GRU", "Scan", "TensorScatter", "Conv"),
     }
 )
 _PASSING = frozenset({"Cast", "CastLike", "Where", "Dropout", "Identity", "Slice", "Transpose", "Reshape", "Mul"})
@@ -211,7 +231,8 @@ _FAR = 12
 
 def mixing_nodes(flow: Flow, states: Iterable[ir.Value]) -> set[ir.Node]:
     """Nodes that mix positions: fused attention, a Softmax behind which two computed values are multiplied, recurrence,
-    and what reads or makes a cache or state."""
+    and what reads or makes a cache or state.
+    """
     found: set[ir.Node] = set()
     for value in states:
         found.update(node for node, _ in flow.users.get(value, ()))
@@ -219,9 +240,11 @@ def mixing_nodes(flow: Flow, states: Iterable[ir.Value]) -> set[ir.Node]:
         if producer is not None:
             found.add(producer)
     for node in flow.nodes:
-        if node.op_type in _MIXING or (is_op(node, "Softmax") and _is_attention(flow, node)):
-            found.add(node)
-        elif node.metadata_props.get("graphsurgery.pass") == "block-attention":
+        if (
+            node.op_type in _MIXING
+            or (is_op(node, "Softmax") and _is_attention(flow, node))
+            or node.metadata_props.get("graphsurgery.pass") == "block-attention"
+        ):
             found.add(node)
     return found
 

@@ -129,7 +129,9 @@ class Flow:
         if value not in self._markers:
             tensor = value.const_value
             shaped = tensor is not None and self.is_leaf(value) and tensor.size > 1 and self.constant(value) is None
-            self._markers[value] = (tensor.dtype, tuple(tensor.shape.numpy())) if shaped and tensor is not None else None
+            self._markers[value] = (
+                (tensor.dtype, tuple(tensor.shape.numpy())) if shaped and tensor is not None else None
+            )
         return self._markers[value]
 
     def signature(self, node: ir.Node) -> int:
@@ -144,9 +146,7 @@ def _signature(node: ir.Node, functions: frozenset[ir.OperatorIdentifier]) -> Ha
     called = node.op_identifier() in functions
     outputs = len(node.outputs) if called or node.op_type in _VARIADIC else None
     inputs = tuple(value is not None for value in node.inputs)
-    attributes = tuple(
-        (name, _attribute(attribute, functions)) for name, attribute in sorted(node.attributes.items())
-    )
+    attributes = tuple((name, _attribute(attribute, functions)) for name, attribute in sorted(node.attributes.items()))
     return (node.domain, node.op_type, node.overload, node.version, inputs, outputs, attributes)
 
 
@@ -205,7 +205,9 @@ def _structure(
                 attributes.append((name, inner))
             else:
                 attributes.append((name, _attribute(attribute, functions)))
-        listed.append((node.domain, node.op_type, node.overload, node.version, reads, len(node.outputs), tuple(attributes)))
+        listed.append(
+            (node.domain, node.op_type, node.overload, node.version, reads, len(node.outputs), tuple(attributes))
+        )
         for value in node.outputs:
             numbers[value] = len(numbers)
     outputs = tuple(numbers.get(value, "captured") for value in graph.outputs)

@@ -34,7 +34,7 @@ class Growth:
         self.positions = [{node: at for at, node in enumerate(nodes)} for nodes in groups]
         self.everywhere: set[ir.Node] = set().union(*self.members)
 
-    def may_join(self, node: ir.Node, number: int) -> bool:
+    def may_join(self, node: ir.Node, number: int) -> bool:  # noqa: ARG002
         """Whether ``node`` may join group ``number``, as far as it is not a question of who reads it."""
         return True
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Layer", "Levels", "Stack", "match_layers"]
 
 _MOST_PATTERNS = 8
+_SPARED = 0.2  # of the nodes of a layer that may be left outside
 _FEW = 16  # nodes between a layer and an output that it alone makes
 
 
@@ -51,8 +52,8 @@ class Levels:
         members: the nodes of each level, in order.
     """
 
-    def __init__(self, flow: Flow, segments: Sequence[Segment]) -> None:
-        ends: dict[ir.Node, None] = {}
+    def __init__(self, flow: Flow, segments: Sequence[Segment], source: ir.Value) -> None:
+        ends: dict[ir.Node | None, None] = {}
         for segment in segments:
             ends.setdefault(segment.entry)
             ends.setdefault(segment.exit)
@@ -60,12 +61,15 @@ class Levels:
         self.of_node: dict[ir.Node, int] = {}
         self.members: dict[int, list[ir.Node]] = {}
         given: dict[ir.Node, int] = {}
+        from_source = numbers.get(None, 0)
         for node in flow.nodes:
             level = 0
             for value in flow.slots[node]:
                 producer = value.producer() if value is not None else None
                 if producer is not None:
                     level = max(level, given.get(producer, 0))
+                elif value is source:
+                    level = max(level, from_source)
             self.of_node[node] = level
             given[node] = numbers.get(node, level)
             if level:
@@ -86,7 +90,7 @@ class Levels:
 
     def cores(self, flow: Flow, segments: Sequence[Segment]) -> set[ir.Node]:
         """The cores of all ``segments`` and their entries: what no other layer can take in."""
-        found = {segment.entry for segment in segments}
+        found = {segment.entry for segment in segments if segment.entry is not None}
         for segment in segments:
             found.update(self.core(flow, segment))
         return found
@@ -111,25 +115,15 @@ def match_layers(
     reasons: dict[Segment, str] = {}
     for segment in sorted(segments, key=lambda item: len(cores[item])):
         core = cores[segment]
-        reason = ""
         for pattern, members in stacks[:_MOST_PATTERNS]:
             paired = _pair(flow, members[0][0], pattern, segment, core)
-            if isinstance(paired, str):
-                reason = paired
-                continue
-            fault = _tangled(flow, levels, segment, set(paired.values()))
-            if fault:
-                reason = fault
-                continue
-            members.append((segment, paired))
-            break
+            if not isinstance(paired, str):
+                members.append((segment, paired))
+                break
+            reasons[segment] = paired
         else:
-            fault = _tangled(flow, levels, segment, set(core))
-            if fault:
-                reasons[segment] = fault
-            elif reason:
-                reasons[segment] = reason
             stacks.append((core, [(segment, {node: node for node in core})]))
+    stacks = [item for stack in stacks for item in _untangled(flow, levels, *stack, reasons)]
     position = {segment: number for number, segment in enumerate(segments)}
     found: list[Stack] = []
     for pattern, members in stacks:
@@ -192,19 +186,73 @@ def _pair(
     return paired
 
 
-def _tangled(flow: Flow, levels: Levels, segment: Segment, core: Collection[ir.Node]) -> str:
-    """Why the nodes of ``core`` cannot be one call: something between them is not among them."""
+def _untangled(
+    flow: Flow,
+    levels: Levels,
+    pattern: list[ir.Node],
+    members: list[tuple[Segment, dict[ir.Node, ir.Node]]],
+    reasons: dict[Segment, str],
+) -> list[tuple[list[ir.Node], list[tuple[Segment, dict[ir.Node, ir.Node]]]]]:
+    """Layers without what something else must be computed from before they can go on.
+
+    The first layer may hold what all others read too: a mask made of the shape of its hidden state lies between two of
+    its nodes. Where it needs little of a layer (that shape), every layer leaves that little to the graph around it;
+    otherwise the layer stays as it is.
+    """
+    needed: dict[Segment, set[ir.Node]] = {}
+    for segment, paired in members:
+        found, between = _needed_before(flow, levels, segment, set(paired.values()))
+        if found:
+            back = {node: one for one, node in paired.items()}
+            needed[segment] = {back[node] for node in found}
+            reasons[segment] = f"{_called(between)} lies between nodes of the layer and is part of no other"
+    if not needed:
+        return [(pattern, members)]
+    left = set().union(*needed.values())
+    if len(members) > 1 and len(left) <= _SPARED * len(pattern):
+        for segment in needed:
+            reasons.pop(segment)
+        return [([node for node in pattern if node not in left], members)]
+    whole = [member for member in members if member[0] not in needed]
+    alone = [
+        ([*paired.values()], [(item, {node: node for node in paired.values()})])
+        for item, paired in members
+        if item in needed
+    ]
+    return [*([(pattern, whole)] if whole else []), *alone]
+
+
+def _needed_before(
+    flow: Flow, levels: Levels, segment: Segment, core: Collection[ir.Node]
+) -> tuple[set[ir.Node], ir.Node]:
+    """The nodes of ``core`` that nodes outside of it need which others of ``core`` need in turn; and one of the latter."""
+    members = levels.members.get(levels.of_node[segment.exit], [])
     after: set[ir.Node] = set()
-    for node in levels.members.get(levels.of_node[segment.exit], ()):
-        readers = [value.producer() for value in flow.slots[node] if value is not None]
-        if node in core:
-            between = next((item for item in readers if item in after and item not in core), None)
-            if between is not None:
-                return f"{_called(between)} lies between nodes of the layer and is part of no other"
+    for node in members:
+        if node in core or any(item in after for item in _makers(flow, node)):
             after.add(node)
-        elif any(item in after for item in readers):
-            after.add(node)
-    return ""
+    before: set[ir.Node] = set()  # what nodes of the core depend on, of what depends on others
+    between: list[ir.Node] = []
+    for node in reversed(members):
+        if node in core or node in before:
+            makers = [item for item in _makers(flow, node) if item in after and item not in core]
+            before.update(makers)
+            between += makers
+    needed: set[ir.Node] = set()
+    pending = list(between)
+    seen = set(between)
+    while pending:
+        for item in _makers(flow, pending.pop()):
+            if item in after and item not in seen:
+                seen.add(item)
+                pending.append(item)
+                if item in core:
+                    needed.add(item)
+    return needed, between[0] if between else segment.exit
+
+
+def _makers(flow: Flow, node: ir.Node) -> list[ir.Node]:
+    return [maker for value in flow.slots[node] if value is not None and (maker := value.producer()) is not None]
 
 
 # ---- what serves one layer alone ----------------------------------------------------------------------------------

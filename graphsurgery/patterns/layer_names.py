@@ -80,7 +80,11 @@ def role_of(nodes: Sequence[ir.Node], *, keeps_state: bool) -> str:
         role
         for node in nodes[-_VOTES:]
         for text in _texts(node)
-        for role, pattern in (("vision", _VISION), ("encoder", re.compile("encoder")), ("decoder", re.compile("decoder")))
+        for role, pattern in (
+            ("vision", _VISION),
+            ("encoder", re.compile("encoder")),
+            ("decoder", re.compile("decoder")),
+        )
         if pattern.search(text.rpartition(":")[0] or text)
     )
     if texts["vision"]:

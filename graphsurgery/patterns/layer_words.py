@@ -1,15 +1,15 @@
 """Splitting the word that the regions of a stack form into layers.
 
-A layer is a run of regions that mix positions and the regions behind it that do not (attention, feed-forward). Where all
-regions are of one sort, the shortest period of the word tells. What follows the last layer (norm, head) or stands
+A layer is a run of regions that mix positions and the regions behind it that do not (attention, feed-forward); norms and
+casts between regions count for neither. Where all regions are of one sort, the shortest period of the word tells. What follows the last layer (norm, head) or stands
 between layers (features added to the first few) is cut off: a layer ends where others of its kind end.
 """
 
 from __future__ import annotations
 
 import collections
-import itertools
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,12 +29,14 @@ class Letter:
     Attributes:
         kind: equal for regions that compute the same.
         mixes: whether it mixes positions.
+        multiplies: whether it holds a matrix product.
         size: number of nodes.
         operators: how often each operator occurs.
     """
 
     kind: Hashable
     mixes: bool
+    multiplies: bool
     size: int
     operators: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
@@ -100,10 +102,24 @@ def _similarity(one: Letter, other: Letter) -> float:
 
 
 def _starts(letters: Sequence[Letter], names: Sequence[Hashable]) -> list[int]:
-    mixes = [letter.mixes for letter in letters]
-    if any(mixes) and not all(mixes):
-        return [at for at in range(len(letters)) if mixes[at] and (at == 0 or not mixes[at - 1])]
+    if any(letter.mixes for letter in letters) and any(_feeds_forward(letter) for letter in letters):
+        starts: list[int] = []
+        closed = True
+        counts = collections.Counter(names)
+        for at, letter in enumerate(letters):
+            # What mixes in front of all layers, such as the convolutions of a stem, is no layer.
+            if letter.mixes and closed and (starts or counts[names[at]] > 1):
+                starts.append(at)
+                closed = False
+            closed = closed or _feeds_forward(letter)
+        # The head multiplies too: it does not make layers of what mixes only.
+        if len(starts) > 1:
+            return starts
     return _by_period(letters, names)
+
+
+def _feeds_forward(letter: Letter) -> bool:
+    return letter.multiplies and not letter.mixes
 
 
 def _by_period(letters: Sequence[Letter], names: Sequence[Hashable]) -> list[int]:
@@ -116,7 +132,8 @@ def _by_period(letters: Sequence[Letter], names: Sequence[Hashable]) -> list[int
             for at in range(period, len(letters)):
                 run = run + 1 if word[at] == word[at - period] else 0
                 # A longer period must explain more than what shorter ones do.
-                if run >= period and run + period > best[0] * 1.2 + 1:
+                least = best[0] if best[2] == period else best[0] * 1.2 + 1
+                if run >= period and run + period > least:
                     best = (run + period, at - run - period + 1, period)
     covered, start, period = best
     return list(range(start, start + covered, period))[: covered // period] if covered else []
@@ -147,7 +164,7 @@ def _trimmed(
     whole = collections.Counter(words)
     found: list[tuple[int, int]] = []
     for (start, end), word in zip(factors, words, strict=True):
-        least = next((at for at in range(start, end) if not letters[at].mixes), end - 1) - start + 1
+        least = next((at for at in range(start, end) if _feeds_forward(letters[at])), end - 1) - start + 1
         candidates = {len(word)} if whole[word] > 1 else set()
         for other in whole:
             if other == word:
@@ -182,7 +199,4 @@ def _score(factors: Sequence[tuple[int, int]], letters: Sequence[Letter], names:
     groups: collections.Counter[tuple[Hashable, ...]] = collections.Counter(
         tuple(names[start:end]) for start, end in factors
     )
-    return sum(
-        _size(letters, start, end - start) for start, end in factors if groups[tuple(names[start:end])] > 1
-    )
-
+    return sum(_size(letters, start, end - start) for start, end in factors if groups[tuple(names[start:end])] > 1)

@@ -47,8 +47,13 @@ class LayerKind(Site):
     name: str
     numbers: tuple[int, ...]
     body: Body
-    ends: tuple[ir.Node, ...]
+    ends: tuple[ir.Value, ...]
     flow: Flow
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """See :attr:`Site.layers`."""
+        return self.numbers
 
     def only(self, numbers: Collection[int]) -> LayerKind:
         """The same kind with the layers of these numbers alone."""
@@ -177,7 +182,11 @@ def _own_nodes(flow: Flow, states: Iterable[ir.Value], chains: Iterable[Chain]) 
         mine = True
         for value in flow.slots[node]:
             producer = value.producer() if value is not None else None
-            if value is None or value in allowed or (producer is not None and producer in found and producer not in data):
+            if (
+                value is None
+                or value in allowed
+                or (producer is not None and producer in found and producer not in data)
+            ):
                 continue
             if producer is None and value.is_initializer():
                 continue
@@ -199,7 +208,7 @@ def _kinds(
     names: collections.Counter[str],
     min_repeats: int,
 ) -> list[LayerKind | Refusal]:
-    levels = Levels(flow, chain.segments)
+    levels = Levels(flow, chain.segments, chain.source)
     own = own - levels.cores(flow, chain.segments)
     groups: dict[object, list[Segment]] = {}
     for segment in chain.segments:
@@ -220,7 +229,7 @@ def _kinds(
             name = class_of(nodes) or {"vision": "VisionLayer", "encoder": "EncoderLayer"}.get(role, "DecoderLayer")
             names[name] += 1
             name = f"{name}_{names[name]}" if names[name] > 1 else name
-            found.append(_kind(flow, stack.layers, layers, kinds, name))
+            found.append(_kind(flow, chain.source, stack.layers, layers, kinds, name))
     return sorted(found, key=lambda site: site.layer or 0)
 
 
@@ -238,15 +247,19 @@ def _numbers(flow: Flow, levels: Levels, chain: Chain) -> dict[Segment, int]:
 
 
 def _kind(
-    flow: Flow, stack: Sequence[Layer], numbers: tuple[int, ...], kinds: tuple[str, ...], name: str
+    flow: Flow, source: ir.Value, stack: Sequence[Layer], numbers: tuple[int, ...], kinds: tuple[str, ...], name: str
 ) -> LayerKind:
     order = sorted(range(len(stack)), key=lambda at: numbers[at])
-    ends = tuple(node for layer in stack for node in (layer.segment.entry, layer.segment.exit))
+    ends = (source, *(value for layer in stack for value in _end_values(layer.segment)))
     body = describe_body(flow, [stack[at].nodes for at in order], ends)
     layers = tuple(numbers[at] for at in order)
     return LayerKind(
         id=f"layers:{name}", kinds=kinds, layer=layers[0], name=name, numbers=layers, body=body, ends=ends, flow=flow
     )
+
+
+def _end_values(segment: Segment) -> list[ir.Value]:
+    return [*(segment.entry.outputs if segment.entry is not None else ()), *segment.exit.outputs]
 
 
 def _refusal(

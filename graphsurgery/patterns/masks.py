@@ -38,21 +38,30 @@ _MAX_DEPTH = 64
 
 @dataclasses.dataclass(frozen=True)
 class Mask:
-    """The mask of an attention.
+    """The mask of an attention, or the masks where the exporter applies one after the other.
 
     Attributes:
-        value: added to the scores, or the condition that selects between them and a low constant.
-        boolean: ``value`` is a condition.
-        attended: for a condition, which of its values means that the key is attended.
+        values: what is added to the scores, or the conditions that select between them and something low.
+        boolean: there is one, a condition.
+        attended: for that condition, which of its values means that the key is attended.
+        steps: where there are several, the nodes of the chain from the first that masks to the last.
+        key: equal for masks that do the same in two layers.
     """
 
-    value: ir.Value
+    values: tuple[ir.Value, ...]
     boolean: bool
     attended: bool = True
+    steps: tuple[ir.Node, ...] = dataclasses.field(default=(), compare=False)
+    key: tuple[object, ...] = ()
+
+    @property
+    def value(self) -> ir.Value:
+        """The first of the values."""
+        return self.values[0]
 
 
 def find_mask(site: AttentionSite, wide: Sequence[ir.Value]) -> Mask | str:
-    """The one mask of ``site`` that can drop columns, or why there is none.
+    """The masks of ``site``, by which columns can be dropped, or why they cannot.
 
     Args:
         site: the attention.
@@ -60,32 +69,45 @@ def find_mask(site: AttentionSite, wide: Sequence[ir.Value]) -> Mask | str:
     """
     if not wide:
         return "no operand of the chain has columns"
-    if len(wide) > 1:
-        names = ", ".join(repr(value.name) for value in wide)
-        return f"several operands have columns ({names})"
-    value = wide[0]
-    node = next(item for item in site.chain if value in item.inputs)
-    behind = site.chain[site.chain.index(node) + 1 :]
-    plain = {site.sink.join if site.sink else None, *site.stabiliser}
-    late = [item for item in behind if item not in plain and not is_op(item, "Cast", "Identity")]
+    masking = [node for node in site.chain if any(value in node.inputs for value in wide)]
+    first, last = site.chain.index(masking[0]), site.chain.index(masking[-1])
+    plain = {site.sink.join if site.sink else None, *site.stabiliser, *masking}
+    late = [node for node in site.chain[first:] if node not in plain and not is_op(node, "Cast", "Identity")]
     if late:
         return f"node {late[0].name!r} ({late[0].op_type}) changes the scores behind the mask"
-    if is_op(node, "Where") and node.inputs[0] is value:
-        return _condition(node, value, site)
-    if is_op(node, "Add") and _Values(site.body).zero_or_low(value):
-        return Mask(value, boolean=False)
-    return f"{value.name!r} is not known to be zero or low only"
-
-
-def _condition(node: ir.Node, value: ir.Value, site: AttentionSite) -> Mask | str:
-    yes, no = node.inputs[1], node.inputs[2]
     inside = {output for item in (site.scores, *site.chain) for output in item.outputs}
     values = _Values(site.body)
-    if yes in inside and values.low(no):
-        return Mask(value, boolean=True, attended=True)
-    if no in inside and values.low(yes):
-        return Mask(value, boolean=True, attended=False)
-    return f"node {node.name!r} replaces scores by something that is not low"
+    for node in masking:
+        reason = _why_no_mask(node, [value for value in wide if value in node.inputs], inside, values)
+        if reason is not None:
+            return reason
+    steps = site.chain[first : last + 1]
+    if len(steps) > 1:
+        key = tuple((node.op_type, *(_named(item, inside) for item in node.inputs)) for node in steps)
+        return Mask(tuple(wide), boolean=False, steps=steps, key=key)
+    if is_op(masking[0], "Where"):
+        return Mask(tuple(wide), boolean=True, attended=masking[0].inputs[1] in inside)
+    return Mask(tuple(wide), boolean=False)
+
+
+def _named(value: ir.Value | None, inside: set[ir.Value]) -> object:
+    """What an operand is for comparing layers: a value of the chain, a constant by its contents, any other by itself."""
+    if value is None or value in inside:
+        return None
+    array = constant_of(value)
+    return value if array is None else (array.dtype.str, array.shape, array.tobytes())
+
+
+def _why_no_mask(node: ir.Node, wide: list[ir.Value], inside: set[ir.Value], values: _Values) -> str | None:
+    """Why ``node``, which takes ``wide`` from outside, may do more than mask; None where it only masks."""
+    if is_op(node, "Where") and node.inputs[0] not in inside:
+        yes, no = node.inputs[1], node.inputs[2]
+        if (yes in inside and values.low(no)) or (no in inside and values.low(yes)):
+            return None
+        return f"node {node.name!r} replaces scores by something that is not low"
+    if is_op(node, "Add") and all(values.zero_or_low(value) for value in wide):
+        return None
+    return f"{wide[0].name!r} is not known to be zero or low only"
 
 
 def _filled(node: ir.Node) -> float:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
+from graphsurgery.analysis._order import is_sorted
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -107,21 +109,3 @@ def origin(value: ir.Value) -> ir.Value:
 def readers(value: ir.Value) -> list[ir.Node]:
     """The nodes that read ``value``, each once, nodes of subgraphs included."""
     return list(dict.fromkeys(use.node for use in value.uses()))
-
-
-def is_sorted(graph: ir.Graph) -> bool:
-    """Whether every node of ``graph`` and its subgraphs comes after the producers of what it reads."""
-    return _is_sorted(graph, set())
-
-
-def _is_sorted(graph: ir.Graph, seen: set[ir.Node]) -> bool:
-    for node in graph:
-        for value in node.inputs:
-            producer = value.producer() if value is not None else None
-            if producer is not None and producer not in seen:
-                return False
-        seen.add(node)
-        for attribute in node.attributes.data.values():
-            if attribute.type in _GRAPH_TYPES and not all(_is_sorted(inner, seen) for inner in subgraphs(node)):
-                return False
-    return True

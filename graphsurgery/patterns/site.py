@@ -16,7 +16,7 @@ from graphsurgery.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Refusal", "Site", "select"]
+__all__ = ["Refusal", "Site", "select", "selects"]
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
@@ -34,6 +34,11 @@ class Site:
     id: str
     kinds: tuple[str, ...] = ()
     layer: int | None = None
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers that a selector may name it by."""
+        return () if self.layer is None else (self.layer,)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,20 +72,25 @@ def select(found: Sequence[S], sites: Iterable[str], exclude: Iterable[str]) -> 
     chosen: list[S] = []
     others: list[S] = []
     for site in found:
-        keep = not wanted or any(_matches(site, selector) for selector in wanted)
-        keep = keep and not any(_matches(site, selector) for selector in unwanted)
-        (chosen if keep else others).append(site)
+        (chosen if selects(site, wanted, unwanted) else others).append(site)
     return chosen, others
+
+
+def selects(site: Site, sites: Iterable[str], exclude: Iterable[str]) -> bool:
+    """Whether the selectors choose ``site``; see :func:`select`."""
+    wanted = list(sites)
+    keep = not wanted or any(_matches(site, selector) for selector in wanted)
+    return keep and not any(_matches(site, selector) for selector in exclude)
 
 
 def _matches(site: Site, selector: str) -> bool:
     if selector == site.id or selector in site.kinds:
         return True
-    layers = _RANGE.fullmatch(selector)
-    if layers is None or site.layer is None:
+    wanted = _RANGE.fullmatch(selector)
+    if wanted is None:
         return False
-    first = int(layers[1])
-    return first <= site.layer <= int(layers[2] or first)
+    first = int(wanted[1])
+    return any(first <= layer <= int(wanted[2] or first) for layer in site.layers)
 
 
 def _unmatched(selector: str, found: Sequence[Site]) -> UsageError:

@@ -76,9 +76,11 @@ def _mask_of(site: Site, shapes: Shapes) -> Mask | str:
         causal = site.node.attributes.get("is_causal")
         if site.node.domain or given is None or (causal is not None and causal.as_int()):
             return f"the operator {site.operator} masks within itself"
-        return Mask(given, boolean=shapes.dtype(given) == ir.DataType.BOOL)
+        return Mask((given,), boolean=shapes.dtype(given) == ir.DataType.BOOL)
     if not isinstance(site, AttentionSite):
         return str(getattr(site, "reason", "it cannot be read"))
+    if site.body.function is not None:
+        return f"it is {site.body.where}"
     inside = {output for node in (site.scores, *site.chain) for output in node.outputs}
     wide = [
         item
@@ -87,7 +89,10 @@ def _mask_of(site: Site, shapes: Shapes) -> Mask | str:
         if item is not None and item not in inside and not (index and is_op(node, "Reshape", "ReduceMax"))
     ]
     wide = [item for item in wide if (size := shapes.dim(item, -1)) is not None and runs_along(size, site.total)]
-    return find_mask(site, list(dict.fromkeys(wide)))
+    found = find_mask(site, list(dict.fromkeys(wide)))
+    if isinstance(found, Mask) and len(found.values) > 1:
+        return f"several operands mask ({', '.join(repr(value.name) for value in found.values)})"
+    return found
 
 
 def _picture(

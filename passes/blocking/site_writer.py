@@ -193,12 +193,11 @@ class SiteWriter:
         self, heads: Heads, rows: Span, whole: bool, needed: Span | None = None, survey: Survey | None = None
     ) -> ir.Value:
         columns = self.columns
-        row_cuts = self._mask_row_cuts(rows, whole)
         self._surveyed = needed is not None
         if needed is not None:
             columns = needed
         elif self.plan.skip == "trim" and self.plan.mask is not None and not whole:
-            columns = self.writer.needed(self.site, self.plan.mask, row_cuts)
+            columns = self.writer.needed(self.site, self.plan.mask, rows)
         query = self._query(heads, rows, whole)
         block = Block(self, heads, rows, whole, columns, query)
         spans = [columns]
@@ -216,22 +215,13 @@ class SiteWriter:
         mask = self.plan.mask
         if self.plan.skip not in ("if", "where") or mask is None:
             return None
-        return self.writer.block_is_needed(self.site, mask, self._mask_row_cuts(rows, whole), columns)
+        return self.writer.block_is_needed(self.site, mask, None if whole else rows, columns)
 
     def _column_blocks(self, columns: Span) -> list[Span]:
         plan, site = self.plan, self.site
         if columns is self.columns:
             return self.writer.edges(site.total, plan.kv_blocks, (site.key.base, site.key.length_axis))
         return blocks_of(self.rewrite, columns, plan.kv_blocks)
-
-    def _mask_row_cuts(self, rows: Span, whole: bool) -> Cuts:
-        mask = self.plan.mask
-        if whole or mask is None:
-            return ()
-        shape = self.shapes.shape(mask.value)
-        assert shape is not None
-        axis = len(shape) - 2
-        return ((axis, rows),) if axis >= 0 and runs_along(shape[axis], self.site.length) else ()
 
     # ---- heads ----------------------------------------------------------------------------------------------------
 
@@ -362,7 +352,7 @@ class SiteWriter:
                 return self.writer.few_rows_mask(site, value, everything, self.few_rows)
             return self.pusher.get(value, tuple(cuts))
         mask = self.plan.mask
-        if self.plan.skip == "trim" and mask is not None and mask.value is value and not self._surveyed:
+        if self.plan.skip == "trim" and mask is not None and value in mask.values and not self._surveyed:
             return self.writer.mask_part(site, value, tuple(cuts), column_axis, columns)
         return self.pusher.get(value, (*cuts, (column_axis, columns)))
 

@@ -59,7 +59,7 @@ class Surveyor:
 
     def __init__(self, writer: BlockWriter) -> None:
         self._writer = writer
-        self._made: dict[tuple[ir.Value | None, ir.Value | None, int, int, Dim], Survey] = {}
+        self._made: dict[tuple[Mask | None, ir.Value | None, int, int, Dim], Survey] = {}
 
     def survey(
         self, site: AttentionSite, mask: Mask | None, guard: ir.Value | None, size: int, limit: int
@@ -75,7 +75,7 @@ class Surveyor:
         """
         if mask is None and guard is None:
             return None
-        key = (mask.value if mask is not None else None, guard, size, limit, site.length)
+        key = (mask, guard, size, limit, site.length)
         if key not in self._made:
             with self._writer.rewrite.outside():
                 self._made[key] = self._make(site, mask, guard, size, limit)
@@ -125,7 +125,7 @@ class Surveyor:
         with rewrite.inside(body):
             rows = row_block(writer, body.inputs[0], size, length)
             if mask is not None:
-                needed = writer.needed(site, mask, writer.row_cuts(site, mask.value, rows))
+                needed = writer.needed(site, mask, rows)
                 scanned = [as_value(rewrite, bound) for bound in (needed.start, needed.end)]
             body.outputs.append(emit("Identity", [body.inputs[1]], name="still", dtype=_BOOL, shape=[]))
             if guard is not None:

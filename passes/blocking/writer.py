@@ -42,9 +42,9 @@ class BlockWriter:
         self._sizes = Sizes(rewrite, shapes)
         self._pushers: dict[tuple[Dim, Dim], SlicePusher] = {}
         self._edges: dict[tuple[Dim, int], list[Span]] = {}
-        self._needed: dict[tuple[ir.Value, Cuts, ir.Graph], Span] = {}
-        self._columns_needed: dict[tuple[ir.Value, Cuts, ir.Graph], ir.Value] = {}
-        self._blocks_needed: dict[tuple[ir.Value, Cuts, Span, ir.Graph], ir.Value] = {}
+        self._needed: dict[tuple[Mask, Span | None, ir.Graph], Span] = {}
+        self._columns_needed: dict[tuple[Mask, Span | None, ir.Graph], ir.Value] = {}
+        self._blocks_needed: dict[tuple[Mask, Span | None, Span, ir.Graph], ir.Value] = {}
         self._mask_parts: dict[tuple[ir.Value, Span, ir.Graph], ir.Value] = {}
         self._few_masks: dict[tuple[ir.Value, int], ir.Value] = {}
         self._counts: dict[tuple[Dim, str, int], ir.Value] = {}
@@ -160,9 +160,9 @@ class BlockWriter:
             return spans
         return blocks_of(self.rewrite, Span(0, bound, bound), count)
 
-    def needed(self, site: AttentionSite, mask: Mask, rows: Cuts) -> Span:
-        """From the first to the last column that some row of a block needs, whatever the batch row and head."""
-        key = (mask.value, rows, self.rewrite.place)
+    def needed(self, site: AttentionSite, mask: Mask, rows: Span | None) -> Span:
+        """From the first to the last column that some row of a block needs, whatever the batch row and head; all rows for None."""
+        key = (mask, rows, self.rewrite.place)
         if key not in self._needed:
             emit, one = self.rewrite.emit, self.rewrite.constant([1], "one")
             columns = self._needed_columns(site, mask, rows)
@@ -174,9 +174,9 @@ class BlockWriter:
             self._needed[key] = Span(first, end, length)
         return self._needed[key]
 
-    def block_is_needed(self, site: AttentionSite, mask: Mask, rows: Cuts, columns: Span) -> ir.Value:
+    def block_is_needed(self, site: AttentionSite, mask: Mask, rows: Span | None, columns: Span) -> ir.Value:
         """Whether some row of a block needs some column of another: a boolean scalar, made once for all layers."""
-        key = (mask.value, rows, columns, self.rewrite.place)
+        key = (mask, rows, columns, self.rewrite.place)
         if key not in self._blocks_needed:
             emit = self.rewrite.emit
             part = cut(self.rewrite, self._needed_columns(site, mask, rows), ((0, columns),), name="needed_of_block")
@@ -187,31 +187,55 @@ class BlockWriter:
             )
         return self._blocks_needed[key]
 
-    def _needed_columns(self, site: AttentionSite, mask: Mask, rows: Cuts) -> ir.Value:
+    def _needed_columns(self, site: AttentionSite, mask: Mask, rows: Span | None) -> ir.Value:
         """1 for each column that some row of a block needs, 0 for the others, float32 ``[T]``."""
-        key = (mask.value, rows, self.rewrite.place)
+        key = (mask, rows, self.rewrite.place)
         if key not in self._columns_needed:
-            self._columns_needed[key] = self._find_needed(self.pusher(site).get(mask.value, rows), mask)
+            self._columns_needed[key] = self._find_needed(site, mask, rows)
         return self._columns_needed[key]
 
-    def _find_needed(self, part: ir.Value, mask: Mask) -> ir.Value:
+    def _find_needed(self, site: AttentionSite, mask: Mask, rows: Span | None) -> ir.Value:
         emit, constant = self.rewrite.emit, self.rewrite.constant
         boolean = ir.DataType.BOOL
-        rank = self.shapes.rank(mask.value) or 4
+        rank = max(self.shapes.rank(value) or 4 for value in mask.values)
         if mask.boolean:
+            part = self._rows_of(site, mask.value, rows)
             attended = part if mask.attended else emit("Not", [part], name="attended", dtype=boolean)
             number = emit("Cast", [attended], {"to": int(_FLOAT)}, name="attended_number", dtype=_FLOAT)
             some = self.reduce("ReduceMax", number, rank - 1, name="row_has_key", dtype=_FLOAT)
             # A row with a key needs what is attended; a row without needs every column.
             keep = emit("GreaterOrEqual", [number, some], name="needed", dtype=boolean)
         else:
-            dtype = self.shapes.dtype(mask.value) or _FLOAT
+            last = mask.steps[-1].outputs[0] if mask.steps else mask.value
+            dtype = self.shapes.dtype(last) or _FLOAT
+            part = self._masked_zeros(site, mask, rows)
             top = self.reduce("ReduceMax", part, rank - 1, name="row_maximum", dtype=dtype)
             limit = emit("Add", [top, constant(np.asarray(LOW, dtype.numpy()), "low")], name="limit", dtype=dtype)
             below = emit("Less", [part, limit], name="not_needed", dtype=boolean)
             keep = emit("Not", [below], name="needed", dtype=boolean)
         number = emit("Cast", [keep], {"to": int(_FLOAT)}, name="needed_number", dtype=_FLOAT)
         return self.reduce("ReduceMax", number, *range(rank - 1), keep=False, name="needed_columns", dtype=_FLOAT)
+
+    def _rows_of(self, site: AttentionSite, value: ir.Value, rows: Span | None) -> ir.Value:
+        cuts = () if rows is None else self.row_cuts(site, value, rows)
+        return self.pusher(site).get(value, cuts)
+
+    def _masked_zeros(self, site: AttentionSite, mask: Mask, rows: Span | None) -> ir.Value:
+        """What the masks make of scores that are all zero."""
+        if not mask.steps:
+            return self._rows_of(site, mask.value, rows)
+        inside = {output for node in (site.scores, *site.chain) for output in node.outputs}
+        start = next(item for item in mask.steps[0].inputs if item in inside)
+        assert start is not None
+        dtype = self.shapes.dtype(start) or _FLOAT
+        made = {start: self.rewrite.constant(np.asarray(0, dtype.numpy()), "no_score")}
+        for node in mask.steps:
+            inputs = [
+                item if item is None else made[item] if item in made else self._rows_of(site, item, rows)
+                for item in node.inputs
+            ]
+            made[node.outputs[0]] = self.rewrite.clone(node, inputs, name=f"masked_{node.op_type.lower()}")
+        return made[mask.steps[-1].outputs[0]]
 
     def mask_part(self, site: AttentionSite, mask: ir.Value, rows: Cuts, column_axis: int, columns: Span) -> ir.Value:
         """The columns that a block of rows needs, cut from the mask of these rows; made once for all layers."""

@@ -237,9 +237,9 @@ def write_unroll(source: BlockSource, chunk_size: int, lanes: int, most_rows: in
     source.add_spare()
     chunk = max(1, min(chunk_size, most_rows))
     width = min(lanes, site.experts) * chunk
-    result = source.program.steps[source.program.result]
-    features = source.shapes.dim(result.node.outputs[result.output], -1)
-    assert isinstance(features, int)
+    # Not from the last step: exporters also multiply columns, [F, 1].
+    known = source.shapes.dim(site.output, -1)
+    features = known if isinstance(known, int) else site.hidden
     assert source.core_dtype is not None
     # Rows of no pair go to spare rows of their own: no row is written twice in one step.
     buffer = constant([pairs + width, features], "buffer_shape")

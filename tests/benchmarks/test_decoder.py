@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -49,3 +50,18 @@ def test_logits_do_not_depend_on_later_tokens(session: ort.InferenceSession) -> 
     before, after = (call(session, given, empty)[0] for given in (tokens, changed))
     np.testing.assert_allclose(before[:, :3], after[:, :3], atol=1e-6)
     assert np.abs(before[:, 3:] - after[:, 3:]).max(-1).min() > 1e-3
+
+
+def test_caches_of_a_fixed_size_give_the_same_logits(session: ort.InferenceSession, tmp_path: Path) -> None:
+    write_decoder(tmp_path / "static.onnx", dataclasses.replace(SIZE, static=True))
+    static = ort.InferenceSession(str(tmp_path / "static.onnx"), providers=["CPUExecutionProvider"])
+    tokens = np.random.default_rng(0).integers(0, 64, (2, 6))
+    whole, *_ = call(session, tokens, [np.zeros((2, 2, 0, 8), np.float32)] * 4)
+    names = [given.name for given in static.get_inputs()]
+    cache = [np.full((2, 2, 9, 8), 7, np.float32)] * 4
+    found = []
+    for start, stop in ((0, 4), (4, 6)):
+        positions = np.arange(start, stop)[None].repeat(2, 0)
+        logits, *cache = static.run(None, dict(zip(names, [tokens[:, start:stop], positions, *cache], strict=True)))
+        found.append(logits)
+    np.testing.assert_allclose(np.concatenate(found, 1), whole, atol=1e-5)

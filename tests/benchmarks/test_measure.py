@@ -11,7 +11,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from _measure import NOISY, Run, Sample, WorkerError, alternate, environment, memory, reset_peak, table
+from _measure import Run, WorkerError, alternate, environment, table
+
+from graphsurgery.benching.samples import Sample
 
 SCRIPT = """
     import sys
@@ -67,30 +69,6 @@ def test_runs_alternate_and_turn_round() -> None:
     assert told[:3] == ["a, run 1 of 3", "b, run 1 of 3", "b, run 2 of 3"]
     assert found["a"] == {"seconds": Sample((1, 4, 5))}
     assert found["b"]["seconds"].values == (12, 13, 16)
-
-
-def test_sample() -> None:
-    sample = Sample((1.0, 2.0, 3.0, 4.0, 100.0))
-    assert sample.median == 3.0
-    assert sample.spread == pytest.approx(2 / 3)
-    assert sample.noisy
-    assert not Sample((10.0, 10.0 * (1 + NOISY / 2))).noisy
-    assert Sample((5.0,)).spread == 0.0
-    assert sample.ratio(Sample((1.5,))) == 2.0
-    assert Sample((1.0, 3.0)).to_json() == {"median": 2.0, "spread": 0.5, "values": [1.0, 3.0]}
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is measured on Linux only")
-def test_peak_memory_can_be_counted_anew() -> None:
-    block = bytearray(60_000_000)
-    block[::4096] = b"x" * len(block[::4096])
-    now = memory()
-    assert now.peak >= now.resident > 60_000_000
-    high = now.peak
-    del block
-    if reset_peak():
-        assert memory().peak < high - 40_000_000
-    assert 0 < now.anonymous <= now.resident
 
 
 def test_table() -> None:

@@ -5,12 +5,15 @@ Alphabet: B batch, S query length, P past, T = P + S keys, G KV heads, D head si
 
 from __future__ import annotations
 
+import onnx_ir as ir
 import pytest
 from onnx import TensorProto as T
 from onnx import helper
 
+import graphsurgery
 from graphsurgery.equivalence import verify_models
 from graphsurgery.equivalence.feeds import make_feeds
+from graphsurgery.equivalence.handover import Manner, find_handover
 from graphsurgery.equivalence.protos import read_proto
 from graphsurgery.equivalence.roles import Role
 from graphsurgery.equivalence.signature import merge, read_signature
@@ -108,3 +111,16 @@ def test_an_unsound_model_is_for_the_runtime_to_refuse(tmp_path):
     report = verify_models(save(grouped(), tmp_path / "a.onnx"), save(broken, tmp_path / "b.onnx"))
     assert report.status == "different"
     assert "cannot be loaded by ONNX Runtime" in report.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "manner"),
+    # Optimum's Llama is told its positions; its gpt-oss counts them from the length of the cache.
+    [("optimum_llama", Manner.FILL), ("optimum_gpt_oss", Manner.GROW)],
+)
+def test_a_cache_of_fixed_length_is_filled_up_where_positions_do_not_follow_from_it(name: str, manner: Manner):
+    model = graphsurgery.load(FIXTURES / name / "model.onnx")
+    graphsurgery.Pipeline(["bind-dims{batch=1,seq=1,past=24}"])(model)
+    proto = ir.to_proto(model)
+    caches = find_handover(proto, read_signature(proto))
+    assert {cache.manner for cache in caches} == {manner}

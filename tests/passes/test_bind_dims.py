@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -335,3 +336,30 @@ def test_no_data_file_is_read(fixtures_dir, tmp_path):
     model = load(tmp_path / "model.onnx")
     report = bind(model, "batch=1,seq=16,past=0")
     assert (report.nodes_before, report.nodes_after) == (260, 230)
+
+
+# ---- roles that a model does not have ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "options", "reason"),
+    [
+        ("llama", None, "batch=1,seq=4,past=3,context=16", "no input of the model has a size of that role"),
+        ("llama_static", "context=40", "batch=1,seq=4,context=16", "it is 40 already"),
+    ],
+)
+def test_a_role_that_says_nothing_of_the_model_is_an_error_or_skipped(
+    name: str, before: str | None, options: str, reason: str
+):
+    def fresh() -> ir.Model:
+        model = load(Path(__file__).parents[2] / "fixtures" / name / "model.onnx")
+        if before is not None:
+            Pipeline([f"bind-dims{{{before}}}"])(model)
+        return model
+
+    with pytest.raises(UsageError, match="context"):
+        Pipeline([f"bind-dims{{{options}}}"])(fresh())
+    report = Pipeline([f"bind-dims{{{options},missing=skip}}"])(fresh())
+    (site,) = [site for site in report.passes[0].sites if site.id == "dim:context"]
+    assert (site.status, site.reason) == ("skipped", reason)
+    assert report.passes[0].count("rewritten") >= 2

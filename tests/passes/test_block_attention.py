@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import onnx_ir as ir
 import pytest
 
 from graphsurgery.analysis.shapes import Shapes
@@ -19,10 +20,9 @@ from graphsurgery.passes.block_attention import BlockAttention
 from graphsurgery.pipeline import Pipeline
 from graphsurgery.registry import make_pass
 from tests.conftest import SAMPLE_SEED
+from tests.strategies.attentions import TWO_MASKS, AttentionSpec, build
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
-
     from graphsurgery.site_report import PassReport
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -160,8 +160,30 @@ def test_masks_are_sliced_once_for_all_layers() -> None:
     assert one["mask_columns"] == 4
 
 
+def test_loops_share_one_survey_of_the_mask() -> None:
+    """Needed columns and the row guard are found once for three layers; a layer makes only the part that it needs."""
+    model, kinds = blocked("block-attention{q_block_size=4}")
+    assert kinds["surveyed"] == 1
+    assert kinds["survey_by_rows"] == 1
+    assert kinds["needed_columns"] == 1
+    assert kinds["row_guard"] == 1
+    assert kinds["rows_of_guard"] == 3
+    assert kinds["query_blocks"] == 3
+    assert kinds["mask_columns"] == 0
+    loops = [node for node in model.graph.all_nodes() if node.op_type == "Loop"]
+    assert [len(loop.attributes["body"].as_graph().outputs) for loop in loops] == [4, 2, 2, 2]
+
+
+def test_two_masks_get_a_survey_each() -> None:
+    _, kinds = blocked("block-attention{q_block_size=4}", "gemma2")
+    assert kinds["surveyed"] == 2
+    assert kinds["query_blocks"] == 4
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss_batched", "optimum_llama"])
-@pytest.mark.parametrize("spec", [MODES["prefill_q"], MODES["prefill_qkv"], MODES["loop_q"], MODES["lanes"]])
+@pytest.mark.parametrize(
+    "spec", [MODES["prefill_q"], MODES["prefill_qkv"], MODES["loop_q"], MODES["loop_kv"], MODES["lanes"]]
+)
 def test_no_tensor_with_rows_and_columns_is_left(name: str, spec: str) -> None:
     model, _ = blocked(spec, name)
     shapes = Shapes(model)
@@ -172,6 +194,21 @@ def test_no_tensor_with_rows_and_columns_is_left(name: str, spec: str) -> None:
         for value in node.outputs:
             shape = shapes.shape(value) or ()
             assert not (length in shape and totals & set(shape)), (node.op_type, value.name, shape)
+
+
+@pytest.mark.parametrize("mask", TWO_MASKS)
+def test_keys_are_trimmed_by_two_masks(mask: str) -> None:
+    """A causal mask and a padding mask of their own: the needed keys are those that both leave."""
+    spec = AttentionSpec(
+        1, 2, 4, 4, "scores_mul", "transpose", "unsqueeze", mask, "finite", False, False, "none", False, None
+    )
+    model = ir.from_proto(build(spec))
+    report = Pipeline(["block-attention{q_block_size=4}"])(model).passes[0]
+    assert report.sites[0].reason == (
+        "query blocks of 4 in a loop, keys trimmed by the mask, keys and values not expanded"
+    )
+    kinds = collections.Counter(node.op_type for node in model.graph.all_nodes())
+    assert kinds["ArgMax"] == 2
 
 
 def test_a_second_run_changes_nothing() -> None:

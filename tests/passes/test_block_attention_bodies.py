@@ -12,7 +12,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from onnx import inliner
 
-from graphsurgery.model_io import load
+from graphsurgery.equivalence.verify import verify_models
+from graphsurgery.model_io import load, save
 from graphsurgery.passes.block_attention import BlockAttention
 from graphsurgery.pipeline import Pipeline
 from tests.oracle import Arrays, run, session
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from graphsurgery.site_report import PassReport
 
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 CASES = Path(__file__).parents[1] / "cases"
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
 SPEC = AttentionSpec(
@@ -144,6 +146,30 @@ def test_functions_without_attention_stay_as_they_are() -> None:
     report = Pipeline(["block-attention{q_block_size=4}"])(model).passes[0]
     assert report.sites == []
     assert [function.name for function in model.functions.values()] == ["RMSNorm", "DecoderLayer", "Double"]
+
+
+@pytest.mark.parametrize(
+    ("name", "calls", "kinds", "sliced"),
+    [
+        ("llama", 3, ("causal", "full"), []),
+        # Sliding and full layers are calls of one function: their masks are made differently further up.
+        ("gemma2", 4, ("causal",), ["bitwise_and_1"]),
+    ],
+)
+def test_layers_that_became_functions(
+    name: str, calls: int, kinds: tuple[str, ...], sliced: list[str], tmp_path: Path
+) -> None:
+    path = FIXTURES / name / "model.onnx"
+    model = load(path)
+    report = Pipeline(["extract-functions", "block-attention{q_block_size=4}"], check=True)(model).passes[1]
+    (site,) = report.sites
+    assert site.status == "rewritten"
+    assert site.kinds == ("attention", "decomposed", *kinds)
+    assert f"for its {calls} calls" in site.reason
+    assert site.detail["sliced_masks"] == sliced
+    save(model, tmp_path / "out.onnx", weights="copy")
+    result = verify_models(path, tmp_path / "out.onnx", opt_level_check=False)
+    assert result.status == "equal", result.reasons
 
 
 def _check_functions(data: st.DataObject) -> None:

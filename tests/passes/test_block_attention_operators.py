@@ -125,7 +125,7 @@ def test_only_the_causal_frontier() -> None:
     proto = model_of("MultiHeadAttention", feeds, 3, {}, unidirectional=1)
     _, site = blocked(proto, q_block_size=3)
     assert site.reason == "query blocks of 3 in a loop, keys trimmed by the mask"
-    assert site.kinds == ("attention", "fused", "full")
+    assert site.kinds == ("attention", "fused", "causal", "full")
     held(proto, feeds, q_block_size=3)
 
 

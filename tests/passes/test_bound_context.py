@@ -303,6 +303,58 @@ def test_options_that_contradict_each_other() -> None:
         Pipeline(["bound-context"])(model)
 
 
+# ---- fused operators ----------------------------------------------------------------------------------------------
+
+
+MULTI_HEAD = """
+<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1]>
+fused (float[b,s,8] query, float[b,2,s,4] new, int64[b,s] position_ids, float[b,2,16,4] past_key_0, float[b,2,16,4] past_value_0,
+       float[b,1,s,16] attention_mask) => (float[b,s,8] logits, float[b,2,16,4] past_key_0_RetainedState,
+       float[b,2,16,4] past_value_0_RetainedState)
+<int64[2] places = {1, 3}>
+{
+    index = Unsqueeze(position_ids, places)
+    shape = Shape(new)
+    spread = Expand(index, shape)
+    past_key_0_RetainedState = ScatterElements<axis = 2>(past_key_0, spread, new)
+    past_value_0_RetainedState = ScatterElements<axis = 2>(past_value_0, spread, new)
+    logits = com.microsoft.MultiHeadAttention<num_heads = 2 ATTRIBUTES>(
+        query, past_key_0_RetainedState, past_value_0_RetainedState, , , attention_mask)
+}
+"""
+
+
+def multi_head(attributes: str = "") -> ir.Model:
+    return ir.from_onnx_text(MULTI_HEAD.replace("ATTRIBUTES", attributes))
+
+
+def test_multi_head_attention_is_cut() -> None:
+    model = multi_head()
+    report = Pipeline(["bound-context"], check=True)(model).passes[0]
+    assert [site.status for site in report.sites] == ["rewritten"]
+    rng = np.random.default_rng(0)
+    allowed = np.broadcast_to(np.arange(16)[None, :] <= np.arange(3, 6)[:, None], (2, 1, 3, 16))
+    feeds: dict[str, Any] = {
+        "query": rng.standard_normal((2, 3, 8)).astype(np.float32),
+        "new": rng.standard_normal((2, 2, 3, 4)).astype(np.float32),
+        "position_ids": np.tile(np.arange(3, 6), (2, 1)),
+        "past_key_0": rng.standard_normal((2, 2, 16, 4)).astype(np.float32),
+        "past_value_0": rng.standard_normal((2, 2, 16, 4)).astype(np.float32),
+        "attention_mask": np.where(allowed, 0, np.float32(-1e9)).astype(np.float32),
+    }
+    reference = run(session(multi_head()), feeds)
+    for bound in (6, 9, 20):
+        found = run(session(model), feeds | {"comp_ctx_lengths": np.zeros(bound, np.int64)})
+        close(reference, found)
+        assert np.array_equal(reference["past_key_0_RetainedState"], found["past_key_0_RetainedState"])
+
+
+def test_a_causal_mask_that_is_counted_from_the_end_is_refused() -> None:
+    sites = Pipeline(["bound-context"])(multi_head(", unidirectional = 1")).passes[0].sites
+    assert sites[0].status == "refused"
+    assert "counts its causal mask from the last key" in sites[0].reason
+
+
 # ---- refusals -----------------------------------------------------------------------------------------------------
 
 

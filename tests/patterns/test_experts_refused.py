@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 from onnx import helper
 
-from graphsurgery.patterns.expert_sites import ExpertSite
+from graphsurgery.patterns.expert_sites import ExpertSite, ExpertTensor
 from graphsurgery.patterns.experts import find_experts
 from graphsurgery.patterns.site import Refusal
 from tests.strategies.experts import Spec, build
@@ -48,6 +48,7 @@ def test_a_missing_expert_is_not_renumbered() -> None:
     """An expert that tracing lost: its copy is there no more, the others keep their numbers."""
     model = ir.load(LOOP)
     lost = node_of(model, "ScatterND", 2)
+    assert lost.inputs[0] is not None
     lost.outputs[0].replace_all_uses_with(lost.inputs[0])
     model.graph.remove(lost)
     reason = refusal_of(model)
@@ -57,7 +58,7 @@ def test_a_missing_expert_is_not_renumbered() -> None:
 
 def test_an_expert_added_twice() -> None:
     model = ir.load(LOOP)
-    number = [node for node in model.graph if node.op_type == "Gather" and "Transpose" in (node.inputs[0].name or "")]
+    number = [node for node in model.graph if node.op_type == "Gather" and "Transpose" in str(node.inputs[0])]
     number[2].replace_input_with(1, number[1].inputs[1])
     assert "of 4 experts, 2 is missing" in refusal_of(model)
 
@@ -95,7 +96,7 @@ def test_a_constant_of_each_expert_is_a_parameter() -> None:
         before.input[1] = name
     (site,) = find_experts(ir.from_proto(proto))
     assert isinstance(site, ExpertSite)
-    shapes = [item.shape for step in site.body for item in step.operands if hasattr(item, "stacked")]
+    shapes = [item.shape for step in site.body for item in step.operands if isinstance(item, ExpertTensor)]
     assert () in shapes
 
 

@@ -10,7 +10,11 @@ import onnx
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-__all__ = ["AttentionSpec", "attention_specs", "build", "feeds_of", "lengths", "pass_options"]
+__all__ = ["TWO_MASKS", "AttentionSpec", "attention_specs", "build", "feeds_of", "lengths", "pass_options"]
+
+
+TWO_MASKS = ("add_add", "where_where", "add_where", "where_add")
+"""A causal mask and a padding mask, one after the other."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +59,10 @@ def attention_specs(draw: st.DrawFn) -> AttentionSpec:
     """Any attention that computes something: rows without a key and an infinite mask come with a guard."""
     mask = draw(
         st.sampled_from(
-            ["none", "causal", "window", "padding", "bool_where", "given", "given_rows", "bias", "keys_only"]
+            [
+                *("none", "causal", "window", "padding", "bool_where", "given", "given_rows", "bias", "keys_only"),
+                *TWO_MASKS,
+            ]
         )
     )
     low = draw(st.sampled_from(["finite", "infinite"]))
@@ -116,6 +123,7 @@ class _Graph:
         self.constants: dict[str, np.ndarray] = {}
         self.dtype = np.float16 if spec.half else np.float32
         self._count = 0
+        self.masks: tuple[str, ...] = ()
 
     def op(self, op_type: str, *inputs: str, **attributes: object) -> str:
         self._count += 1
@@ -238,10 +246,13 @@ def _allowed(graph: _Graph, spec: AttentionSpec, inputs: list[onnx.ValueInfoProt
     if spec.mask == "window":
         first = graph.op("Sub", rows, graph.array(np.asarray(3, np.int64)))
         allowed = graph.op("And", allowed, graph.op("Greater", columns, first))
-    if spec.mask in ("padding", "keys_only"):
+    if spec.mask in ("padding", "keys_only", *TWO_MASKS):
         inputs.append(helper.make_tensor_value_info("attention_mask", TensorProto.INT64, ["B", total]))
         attended = graph.op("Unsqueeze", graph.op("Cast", "attention_mask", to=int(TensorProto.BOOL)), graph.ints(1, 2))
-        allowed = graph.op("And", allowed, attended) if spec.mask == "padding" else attended
+        graph.masks = (allowed, attended)
+        if spec.mask in TWO_MASKS and spec.guard != "rows":
+            return allowed
+        allowed = attended if spec.mask == "keys_only" else graph.op("And", allowed, attended)
     return allowed
 
 
@@ -263,6 +274,13 @@ def _masked(
         inputs.append(helper.make_tensor_value_info("bias", kind, shape))
         return graph.op("Add", scores, "bias")
     if allowed is None:
+        return scores
+    if spec.mask in TWO_MASKS:
+        for how, condition in zip(spec.mask.split("_"), graph.masks, strict=True):
+            if how == "where":
+                scores = graph.op("Where", condition, scores, low)
+            else:
+                scores = graph.op("Add", scores, graph.op("Where", condition, graph.number(0.0), low))
         return scores
     if spec.mask == "bool_where":
         return graph.op("Where", allowed, scores, low)
@@ -302,7 +320,7 @@ def feeds_of(spec: AttentionSpec, batch: int, length: int, past: int, seed: int)
         "new_key": draw(batch, spec.groups, length, spec.features),
         "new_value": draw(batch, spec.groups, length, spec.value_features),
     }
-    if spec.mask in ("padding", "keys_only"):
+    if spec.mask in ("padding", "keys_only", *TWO_MASKS):
         mask = np.ones((batch, total), np.int64)
         for row in range(batch):
             width = int(generator.integers(0, total + 1)) if spec.guard == "nan" else int(generator.integers(0, total))

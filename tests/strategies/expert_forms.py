@@ -20,7 +20,7 @@ class Spec:
     """One expert block.
 
     Attributes:
-        form: how it is written.
+        form: how it is written, one of ``FORMS``.
         experts: E.
         top_k: K.
         hidden: H.
@@ -213,7 +213,7 @@ class Graph:
                 else self.op("Mul", self.activated(gate), up)
             )
         result = project(inner, "down", spec.inner, spec.hidden)
-        return self.op("Mul", result, weight) if spec.weighted == "output" else result
+        return self.op("Mul", result, weight) if spec.weighted == "output" and weight else result
 
 
 # ---- forms ---------------------------------------------------------------------------------------------------------
@@ -466,10 +466,70 @@ def masked(graph: Graph, tokens: str, indices: str, weights: str) -> str:
     return total
 
 
+def _spread(graph: Graph, indices: str, weights: str) -> str:
+    """The weights of all experts, ``[T, E]``, as a sum over the choices."""
+    spec = graph.spec
+    every = graph.ints(list(range(spec.experts)))
+    hot = graph.op("Equal", graph.op("Unsqueeze", indices, graph.ints([-1])), every)
+    numbers = graph.op("Cast", hot, to=graph.kind)
+    product = graph.op("Mul", numbers, graph.op("Unsqueeze", weights, graph.ints([-1])))
+    return graph.op("ReduceSum", product, graph.ints([1]), keepdims=0)
+
+
+def einsum(graph: Graph, tokens: str, indices: str, weights: str) -> str:
+    """Every expert on every token, or weights of the chosen ones, in Einsum."""
+    spec = graph.spec
+    picked = spec.variant % 2 == 1
+    inner = "tk" if picked else "et"
+
+    def project(value: str, stem: str, rows_in: int, columns: int) -> str:
+        stored = graph._stored(stem, (spec.experts, *((columns, rows_in) if spec.turned else (rows_in, columns))))
+        letters = "ji" if spec.turned else "ij"
+        rows = "ti" if value == tokens else f"{inner}i"
+        if picked:
+            stored = graph.op("Gather", stored, indices, axis=0)
+        lead = "tk" if picked else "e"
+        made = graph.op("Einsum", value, stored, equation=f"{rows},{lead}{letters}->{inner}j")
+        return graph.op("Add", made, vector(f"{stem}_bias", columns)) if spec.bias else made
+
+    def vector(stem: str, width: int) -> str:
+        stack = graph.weight(stem, (spec.experts, width))
+        return graph.op("Gather", stack, indices, axis=0) if picked else graph.op("Unsqueeze", stack, graph.ints([1]))
+
+    def scale(value: str, stem: str) -> str:
+        return graph.op("Mul", value, vector(stem, spec.hidden))
+
+    result = graph.expert(tokens, "", project, scale, 3)
+    if picked and spec.variant % 3 == 0:
+        product = graph.op("MatMul", graph.op("Unsqueeze", weights, graph.ints([1])), result)
+        return graph.op("Squeeze", product, graph.ints([1]))
+    if picked:
+        return graph.op("Einsum", result, weights, equation="tkh,tk->th")
+    return graph.op("Einsum", result, _spread(graph, indices, weights), equation="eth,te->th")
+
+
+def outputs(graph: Graph, tokens: str, indices: str, weights: str) -> str:
+    """What all experts give, side by side, weighed or picked."""
+    spec = graph.spec
+    shared: dict[str, str] = {}
+    parts = [graph.op("Unsqueeze", _copy(graph, tokens, "", shared), graph.ints([1])) for _ in range(spec.experts)]
+    every = graph.op("Concat", *parts, axis=1)
+    if spec.variant % 2:
+        wide = graph.op("Unsqueeze", indices, graph.ints([-1]))
+        wide = graph.op("Expand", wide, graph.ints([1, 1, spec.hidden]))
+        every = graph.op("GatherElements", every, wide, axis=1)
+    else:
+        weights = _spread(graph, indices, weights)
+    product = graph.op("Mul", every, graph.op("Unsqueeze", weights, graph.ints([-1])))
+    return graph.op("ReduceSum", product, graph.ints([1]), keepdims=0)
+
+
 FORMS: dict[str, Callable[[Graph, str, str, str], str]] = {
     "dense": dense,
     "selected": selected,
     "masked": masked,
     "grouped": grouped,
     "batched": batched,
+    "einsum": einsum,
+    "outputs": outputs,
 }

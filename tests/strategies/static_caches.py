@@ -42,6 +42,7 @@ class StaticSpec:
         slots: N; None where symbolic.
         groups: G.
         shape_reader: an output that tells the shape of the scores.
+        batch_index: continuous batching: caches have more rows than the call, an input says which are its own.
     """
 
     write: str
@@ -57,6 +58,7 @@ class StaticSpec:
     slots: int | None
     groups: int
     shape_reader: bool = False
+    batch_index: bool = False
 
     @property
     def opset(self) -> int:
@@ -87,6 +89,7 @@ def static_specs(draw: st.DrawFn) -> StaticSpec:
         slots=draw(st.sampled_from([None, 12])),
         groups=draw(st.integers(1, 3)),
         shape_reader=not fused and draw(st.integers(0, 3)) == 0,
+        batch_index=write == "scatter_nd" and read in ("plain", "indexed") and draw(st.booleans()),
     )
 
 
@@ -146,6 +149,8 @@ def build(spec: StaticSpec) -> onnx.ModelProto:
         inputs.append(helper.make_tensor_value_info("attention_mask", TensorProto.INT64, ["b", spec.slots or "n"]))
     if spec.read == "index_input":
         inputs.append(helper.make_tensor_value_info("ctx_indices", TensorProto.INT64, [1, 1, spec.slots or "n"]))
+    if spec.batch_index:
+        inputs.append(helper.make_tensor_value_info("batch_index", TensorProto.INT64, ["b", 1]))
     if spec.shape_reader:
         outputs.append(helper.make_tensor_value_info("scores_shape", TensorProto.INT64, [4 - spec.rows_first]))
     b.op("MatMul", x, b.weight(hidden, VOCABULARY), out="logits")
@@ -161,7 +166,7 @@ def build(spec: StaticSpec) -> onnx.ModelProto:
 def _dims(spec: StaticSpec, slots: int | str) -> list[int | str]:
     g = spec.groups
     orders: dict[str, list[int | str]] = {
-        "bgnd": ["b", g, slots, D],
+        "bgnd": ["full_batch" if spec.batch_index else "b", g, slots, D],
         "bngd": ["b", slots, g, D],
         "gbnd": [g, "b", slots, D],
         "flat": ["b", slots, g * D],
@@ -250,6 +255,8 @@ def _scatter_nd(b: _Builder, past: str, new: str, grouped: str, out: str) -> str
     batch, length = b.size("input_ids", 0), b.size("input_ids", 1)
     zero, one = b.const(0), b.const(1)
     rows = b.op("Range", zero, b.op("Squeeze", batch), one)
+    if spec.batch_index:
+        rows = b.op("Reshape", "batch_index", b.const([-1]))
     if spec.write == "index_put":
         # cache[rows, positions] = new on [B, N, G, D].
         shape = b.op("Concat", batch, length, b.const([1]), axis=0)
@@ -338,6 +345,8 @@ def _ctx_gather(opset: int) -> onnx.FunctionProto:
 
 def _read(b: _Builder, cache: str, kind: str, layer: int) -> str:
     spec = b.spec
+    if spec.read == "plain" and spec.batch_index:
+        return b.op("Gather", cache, b.op("Squeeze", "batch_index", b.const([1])), axis=0)
     if spec.read == "plain" or (spec.read == "index_input" and spec.window and layer == 0):
         return cache
     last = b.op("Unsqueeze", b.op("ReduceMax", "position_ids", b.const([1]), keepdims=1), b.const([1]))
@@ -350,6 +359,13 @@ def _read(b: _Builder, cache: str, kind: str, layer: int) -> str:
     index = b.op("Where", unused, b.const(0), index)
     if spec.read == "function":
         read = b.op("CtxGather", cache, index, b.op("Squeeze", b.size(cache, 2)), domain="com.qualcomm.cloud")
+    elif spec.batch_index:
+        # Rows, heads and slots as one list of points.
+        sizes = [b.size("input_ids", 0), b.const([spec.groups]), b.size(cache, 2), b.const([1])]
+        shape = b.op("Concat", *sizes, axis=0)
+        heads = b.const(np.arange(spec.groups).reshape(1, -1, 1, 1))
+        pieces = [b.op("Unsqueeze", "batch_index", b.const([2, 3])), heads, b.op("Unsqueeze", index, b.const([-1]))]
+        read = b.op("GatherND", cache, b.op("Concat", *[b.op("Expand", item, shape) for item in pieces], axis=-1))
     else:
         shape = b.op("Slice", b.op("Shape", cache), b.const([0]), b.const([3]))
         spread = b.op("Unsqueeze", b.op("Expand", index, shape), b.const([-1]))
@@ -450,6 +466,7 @@ def feeds_of(spec: StaticSpec, batch: int, length: int, past: int, slots: int, s
         "position_ids": positions.copy(),
         "attention_mask": np.broadcast_to(np.arange(slots) < past + length, (batch, slots)).astype(np.int64),
         "ctx_indices": np.arange(slots).reshape(1, 1, -1),
+        "batch_index": rng.permutation(batch + 2)[:batch, None],
     }
     if batch > 1 and past > 1:
         # The first slots of later rows are padding.
@@ -457,7 +474,8 @@ def feeds_of(spec: StaticSpec, batch: int, length: int, past: int, slots: int, s
     for layer in range(2):
         own = spec.window if spec.window and layer == 0 else slots
         for kind in ("key", "value"):
-            dims = [{"b": batch, "n": slots, "w": slots}.get(str(dim), dim) for dim in _dims(spec, own)]
+            sizes = {"b": batch, "full_batch": batch + 2, "n": slots, "w": slots}
+            dims = [sizes.get(str(dim), dim) for dim in _dims(spec, own)]
             if spec.layout == "packed":
                 dims[0] = batch * spec.groups
             feeds[f"past_{kind}.{layer}"] = rng.standard_normal([int(dim) for dim in dims]).astype(np.float32)

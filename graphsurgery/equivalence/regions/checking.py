@@ -96,6 +96,7 @@ class Checker:
     def _run(self, region: Region, matching: Matching, report: RegionReport, folder: Path) -> Found:
         pieces = (region.reference, region.rewritten)
         self._fits(pieces)
+        self._sources.take(matching, region.rewritten.weights)
         numbers = list(range(len(self._feeds)))
         fed = {number: self._arrays(number, pieces, matching) for number in numbers}
         results: list[dict[int, Any]] = []

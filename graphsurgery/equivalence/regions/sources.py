@@ -1,7 +1,8 @@
 """What weights hold in regions: drawn once for each source, and put through the expressions of both sides.
 
-Weights inside the .onnx are what they are. Of weights in data files nothing is read unless it is asked for: they are
-random, scaled so that what is computed from them neither vanishes nor explodes.
+Of weights in data files nothing is read unless it is asked for: they are random, scaled so that what is computed from
+them neither vanishes nor explodes. Weights inside the .onnx are what they are, but for their scale where products read
+them: errors in what comes out must not drown in the tolerance, which is relative to 1 at least.
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from graphsurgery.equivalence.feeds import Array
+    from graphsurgery.equivalence.regions.numbering import Matching
     from graphsurgery.equivalence.regions.sides import Side
     from graphsurgery.weights import Part
 
 __all__ = ["Sources", "misplaced", "miswritten"]
 
 _ROUTES = frozenset({"Transpose", "Identity", "Cast", "DequantizeLinear", "Split", "Slice", "Gather", "Squeeze"})
+_PRODUCTS = frozenset({"MatMul", "Gemm", "FusedMatMul", "Einsum", "Conv"})
+_SMALL = 64
+"""Tensors of no more elements are constants and not weights."""
 
 
 class Sources:
@@ -44,6 +49,30 @@ class Sources:
         self._reference, self._rewritten = reference, rewritten
         self._seed, self._real = seed, real
         self._kept: dict[str, Array] = {}
+        self._twins: dict[ir.Value, ir.Value] = {}
+        self._rescaled = False
+
+    def take(self, matching: Matching, weights: Iterable[ir.Value]) -> None:
+        """Make ready for a region.
+
+        Args:
+            matching: which weights of both models hold the same.
+            weights: those that the rewritten piece reads.
+        """
+        self.forget()
+        stored = self._reference.model.graph.initializers
+        self._twins = {}
+        known = True
+        for value in weights:
+            tensor = value.const_value
+            assert tensor is not None
+            twin = matching.values.get(matching.rewritten.get(value, -1))
+            if twin is not None and stored.get(twin.name or "") is twin:
+                self._twins[value] = twin
+            elif weight_record(tensor) is None and tensor.size > _SMALL and tensor.dtype.is_floating_point():
+                # It was computed from others: they must be what they were then.
+                known = False
+        self._rescaled = known and not self._real
 
     def forget(self) -> None:
         """Let go of all arrays."""
@@ -61,12 +90,14 @@ class Sources:
         if record is not None:
             expression = parse_record(record)
             return evaluate(expression, {source: self._source(source) for source in sources_of(expression)})
-        if not isinstance(tensor, ir.ExternalTensor):
+        if not reference and value in self._twins:
+            return self.array(self._twins[value], reference=True)
+        if not isinstance(tensor, ir.ExternalTensor) and not reference:
             return _contents(tensor)
         if reference or (value.name or "") in self._reference.model.graph.initializers:
             shape = tuple(int(size) for size in tensor.shape.numpy())
             return self._source(SourceName(value.name or "", shape, tensor.dtype))
-        if self._real and os.path.isfile(tensor.path):
+        if self._real and isinstance(tensor, ir.ExternalTensor) and os.path.isfile(tensor.path):
             return _contents(tensor)
         raise CannotCheckError(
             f"what weight {value.name!r} holds is not known: it has no namesake in {self._reference.path}, and "
@@ -107,10 +138,22 @@ class Sources:
         if value is not None and value.const_value is not None:
             tensor = value.const_value
             if not isinstance(tensor, ir.ExternalTensor):
-                return _contents(tensor)
+                return self._rescale(_contents(tensor), value) if self._rescaled else _contents(tensor)
             if self._real:
                 return _real(tensor)
         return self._drawn(source, value)
+
+    @staticmethod
+    def _rescale(array: Array, value: ir.Value) -> Array:
+        """What a product reads, as large as it would be drawn."""
+        if array.size <= _SMALL or array.dtype.kind not in "fV" or not _feeds_product(value):
+            return array
+        wide = array.astype(np.float32)
+        spread = float(wide.std())
+        if not np.isfinite(spread) or spread == 0.0:
+            return array
+        scaled: Array = (wide * np.float32(_scale(array.shape, value) / spread)).astype(array.dtype)
+        return scaled
 
     def _drawn(self, source: SourceName, value: ir.Value | None) -> Array:
         generator = np.random.default_rng([self._seed, zlib.crc32(source.name.encode())])
@@ -153,6 +196,21 @@ def _scale(shape: tuple[int, ...], value: ir.Value | None) -> float:
     if turned:
         axis = -1
     return 1.0 / math.sqrt(max(1, shape[axis]))
+
+
+def _feeds_product(value: ir.Value) -> bool:
+    """Whether a weight goes into a product: not a table, a mask or an element-wise factor."""
+    pending, seen = [value], {value}
+    while pending:
+        for use in pending.pop().uses():
+            node = use.node
+            if node.op_type in _PRODUCTS:
+                return True
+            output = node.outputs[0]
+            if node.op_type in _ROUTES and use.idx == 0 and output not in seen:
+                seen.add(output)
+                pending += node.outputs
+    return False
 
 
 def _contents(tensor: ir.TensorProtocol) -> Array:

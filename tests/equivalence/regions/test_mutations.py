@@ -187,7 +187,7 @@ def test_a_folded_constant_one_off(fixtures_dir, tmp_path):
     before = set(load(source).graph.initializers)
 
     def mutation(model: ir.Model) -> None:
-        made = [value for name, value in model.graph.initializers.items() if name not in before]
+        made: list[Any] = [value for name, value in model.graph.initializers.items() if name not in before]
         value = next(item for item in made if item.dtype == ir.DataType.INT64 and item.const_value.size == 4)
         numbers = value.const_value.numpy().copy()
         numbers[[1, 2]] = numbers[[2, 1]]
@@ -456,6 +456,43 @@ def test_a_layout_that_was_written_wrongly(tmp_path):
     onnx.save(proto, result.path)
     report = verify_models(source, result.path, depth="regions")
     assert report.reasons == ("weight 'experts/stack' does not hold what it is to be made of",)
+
+
+def _swap_two_experts(model: ir.Model) -> None:
+    products: list[Any] = [
+        node
+        for node in model.graph.all_nodes()
+        if node.op_type == "MatMul"
+        and node.metadata_props.get(PASS_KEY) == "gather-experts"
+        and node.inputs[1] is not None
+        and node.inputs[1].is_initializer()
+    ]
+    shape = products[0].inputs[1].const_value.shape
+    one, other = [node for node in products if node.inputs[1].const_value.shape == shape][:2]
+    first, second = one.inputs[1], other.inputs[1]
+    assert first is not second
+    one.replace_input_with(1, second)
+    other.replace_input_with(1, first)
+
+
+def _routing_ignored(model: ir.Model) -> None:
+    """Every expert's rows are weighted alike."""
+    node = next(
+        item for item in model.graph if item.op_type == "Mul" and item.metadata_props.get(PASS_KEY) == "gather-experts"
+    )
+    node.op_type = "Max"
+
+
+@pytest.mark.parametrize("fixture", ["qwen3_moe_grouped_external", "optimum_qwen3_moe", "gpt_oss_batched"])
+@pytest.mark.parametrize("mutation", [_swap_two_experts, _routing_ignored])
+def test_errors_in_expert_blocks(fixtures_dir, tmp_path, fixture, mutation):
+    source = _copied(fixtures_dir / fixture, tmp_path, data=False)
+    spec = "gather-experts{strategy=grouped}"
+    assert _verified(source, [spec]).status == "equal"
+    report = _verified(source, [spec], mutation)
+    assert report.status == "different"
+    assert len(report.reasons) == 1
+    assert report.reasons[0].startswith("gather-experts at ")
 
 
 # ---- every node of a site ----------------------------------------------------------------------------------------------

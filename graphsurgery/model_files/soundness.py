@@ -1,0 +1,192 @@
+"""What must hold of a parsed model before anything walks it: producers in some order, calls that end, text that is text.
+
+Every later walk follows producers and calls without looking back, which would never end on a cycle.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from graphsurgery.analysis._order import is_sorted, reads_from
+from graphsurgery.errors import InputRefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    import onnx
+
+__all__ = ["refuse_endless_calls", "refuse_unsound"]
+
+_GRAPH_TYPES = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})
+_REMEDY = "the file is damaged: export it again"
+
+
+def refuse_unsound(model: ir.Model, path: Path) -> None:
+    """Check ``model``; linear in nodes.
+
+    Args:
+        model: as it was read.
+        path: its file, for the message.
+
+    Raises:
+        InputRefusedError: values depend on themselves, a function calls itself, or a name is not valid UTF-8.
+    """
+    _refuse_other_text(model, path)
+    calls: dict[ir.OperatorIdentifier, list[ir.OperatorIdentifier]] = {}
+    for identifier, function in model.functions.items():
+        _refuse_cycles(function, path)
+        calls[identifier] = [
+            called for node in function.all_nodes() if (called := node.op_identifier()) in model.functions
+        ]
+    _refuse_recursion(calls, path)
+    _refuse_cycles(model.graph, path)
+
+
+def refuse_endless_calls(proto: onnx.ModelProto, path: Path) -> None:
+    """The same for the functions of a model that is read as a protobuf: ONNX Runtime would inline them without end.
+
+    Raises:
+        InputRefusedError: a function calls itself.
+    """
+    if not proto.functions:
+        return
+    defined = {(function.domain, function.name, function.overload) for function in proto.functions}
+    calls = {
+        (function.domain, function.name, function.overload): [
+            called
+            for node in _nodes(function.node)
+            if (called := (node.domain, node.op_type, node.overload)) in defined
+        ]
+        for function in proto.functions
+    }
+    _refuse_recursion(calls, path)
+
+
+def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                yield from _nodes(graph.node)
+
+
+# ---- cycles ---------------------------------------------------------------------------------------------------------------
+
+
+def _refuse_cycles(graph: ir.Graph | ir.Function, path: Path) -> None:
+    # A graph is nearly always sorted, and then has no cycle: one look at each input.
+    if is_sorted(graph):
+        return
+    for level in (graph, *graph.subgraphs()):
+        node = _on_cycle(level)
+        if node is not None:
+            what = f"node {node.name!r} ({node.op_type}) depends on its own results"
+            raise InputRefusedError(f"{path}: {what}; {_REMEDY}.")
+
+
+def _on_cycle(graph: ir.Graph | ir.Function) -> ir.Node | None:
+    """A node of ``graph`` itself that reads, in a body of its own perhaps, what depends on it; None where there is none."""
+    nodes = dict.fromkeys(graph)
+    done: set[ir.Node] = set()
+    for first in nodes:
+        stack: list[tuple[ir.Node, Iterator[ir.Node]]] = []
+        opened: set[ir.Node] = set()
+        _open(first, stack, opened, done)
+        while stack:
+            node, before = stack[-1]
+            other = next(before, None)
+            if other is None:
+                stack.pop()
+                opened.discard(node)
+                done.add(node)
+            elif other in opened:
+                return other
+            elif other in nodes:
+                _open(other, stack, opened, done)
+    return None
+
+
+def _open(
+    node: ir.Node, stack: list[tuple[ir.Node, Iterator[ir.Node]]], opened: set[ir.Node], done: set[ir.Node]
+) -> None:
+    if node not in done:
+        stack.append((node, reads_from(node)))
+        opened.add(node)
+
+
+def _refuse_recursion(calls: Mapping[ir.OperatorIdentifier, list[ir.OperatorIdentifier]], path: Path) -> None:
+    done: set[ir.OperatorIdentifier] = set()
+    for first in calls:
+        stack = [(first, iter(calls[first]))] if first not in done else []
+        opened = {first}
+        while stack:
+            function, called = stack[-1]
+            other = next(called, None)
+            if other is None:
+                stack.pop()
+                opened.discard(function)
+                done.add(function)
+            elif other in opened:
+                raise InputRefusedError(f"{path}: function {other[0]}::{other[1]} calls itself; {_REMEDY}.")
+            elif other not in done:
+                stack.append((other, iter(calls[other])))
+                opened.add(other)
+
+
+# ---- text -----------------------------------------------------------------------------------------------------------------
+
+
+def _refuse_other_text(model: ir.Model, path: Path) -> None:
+    """Protobuf hands out text that is not UTF-8 as bytes, which no later step expects."""
+    for text in _texts(model):
+        if text is not None and type(text) is not str:
+            raise InputRefusedError(f"{path}: the name {text!r} is not valid UTF-8; {_REMEDY}.")
+
+
+def _texts(model: ir.Model) -> Iterator[object]:
+    yield from (model.producer_name, model.producer_version, model.domain, model.doc_string)
+    yield from model.opset_imports
+    yield from model.metadata_props
+    yield from model.metadata_props.values()
+    yield from _graph_texts(model.graph)
+    for function in model.functions.values():
+        yield from _graph_texts(function)
+
+
+def _graph_texts(graph: ir.Graph | ir.Function) -> Iterator[object]:
+    yield graph.name
+    if isinstance(graph, ir.Function):
+        yield from (graph.domain, graph.overload, *graph.opset_imports)
+    else:
+        for value in graph.initializers.values():
+            yield from _value_texts(value)
+    for value in (*graph.inputs, *graph.outputs):
+        yield from _value_texts(value)
+    for node in graph:
+        yield node.name
+        yield node.op_type
+        yield node.domain
+        for output in node.outputs:
+            yield output.name
+            if output.shape is not None:
+                yield from _value_texts(output)
+        for given in node.inputs:
+            if given is not None and given.producer() is None:
+                yield given.name
+        for attribute in node.attributes.data.values():
+            yield attribute.name
+            if attribute.type in _GRAPH_TYPES and not attribute.is_ref():
+                for body in (
+                    attribute.as_graphs() if attribute.type == ir.AttributeType.GRAPHS else [attribute.as_graph()]
+                ):
+                    yield from _graph_texts(body)
+
+
+def _value_texts(value: ir.Value) -> Iterator[object]:
+    yield value.name
+    for dim in value.shape or ():
+        if isinstance(dim, ir.SymbolicDim):
+            yield dim.value

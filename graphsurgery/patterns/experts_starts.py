@@ -1,0 +1,117 @@
+"""Where the rows of an expert block are added up: reductions, products with the weights, Einsum."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from graphsurgery.patterns.experts_numbers import reduced_axes
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    import onnx_ir as ir
+
+    from graphsurgery.analysis.shapes import ShapeView
+    from graphsurgery.patterns.experts_layout import Labels
+
+__all__ = ["Start", "equation_of", "start_of"]
+
+_MAX_COPIES = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """A sum over copies of rows.
+
+    Attributes:
+        rows: what is added up.
+        axes: what its axes count.
+        copies: how many copies there are.
+        weights: what the rows are multiplied by in the same operator, if anything.
+        weight_axes: what its axes count.
+    """
+
+    rows: ir.Value
+    axes: Labels
+    copies: int
+    weights: ir.Value | None = None
+    weight_axes: Labels = ()
+
+
+def start_of(node: ir.Node, shapes: ShapeView, constant: Collection[ir.Value]) -> Start | None:
+    """The sum over copies that ``node`` may be; None where it cannot be one."""
+    if any(item is None for item in node.inputs[:1]):
+        return None
+    found = {"ReduceSum": _reduced, "MatMul": _product, "Einsum": _einsum}[node.op_type](node, shapes)
+    if found is None or not 1 <= found.copies <= _MAX_COPIES or found.rows in constant:
+        return None
+    return found
+
+
+def _reduced(node: ir.Node, shapes: ShapeView) -> Start | None:
+    source, reduced = node.inputs[0], reduced_axes(node)
+    assert source is not None
+    shape = shapes.shape(source)
+    if shape is None or reduced is None or len(reduced) != 1 or not 3 <= len(shape) <= 4:
+        return None
+    axis, last = reduced[0] % len(shape), len(shape) - 1
+    copies = shape[axis]
+    if axis == last or not isinstance(copies, int) or not isinstance(shape[-1], int):
+        return None
+    outer = [place for place in range(last) if place != axis]
+    labels = dict(zip(outer, ("t",) if len(outer) == 1 else ("b", "s"), strict=True))
+    labels[axis], labels[last] = "c", "f"
+    return Start(source, tuple(labels[place] for place in range(len(shape))), copies)
+
+
+def _product(node: ir.Node, shapes: ShapeView) -> Start | None:
+    """``[T, 1, K]`` times ``[T, K, H]``."""
+    left, right = node.inputs
+    if left is None or right is None:
+        return None
+    weights, rows = shapes.shape(left), shapes.shape(right)
+    if weights is None or rows is None or not len(weights) == len(rows) == 3 or weights[1] != 1:
+        return None
+    copies = rows[1]
+    if copies != weights[2] or weights[0] != rows[0] or not isinstance(rows[2], int) or not isinstance(copies, int):
+        return None
+    return Start(right, ("t", "c", "f"), copies, left, ("t", "1", "c"))
+
+
+def _einsum(node: ir.Node, shapes: ShapeView) -> Start | None:
+    """Rows and weights of two operands, summed over a letter that both have (``eth,te->th``)."""
+    equation = equation_of(node)
+    if equation is None:
+        return None
+    letters, output = equation
+    if len(letters) != 2 or len(output) not in (2, 3):
+        return None
+    for place in (0, 1):
+        rows, weights = letters[place], letters[1 - place]
+        value, other = node.inputs[place], node.inputs[1 - place]
+        summed = [letter for letter in rows if letter not in output]
+        if value is None or other is None or len(summed) != 1 or set(weights) != {*output[:-1], summed[0]}:
+            continue
+        if set(rows) != {*output, summed[0]}:
+            continue
+        names = dict(zip(output[:-1], ("t",) if len(output) == 2 else ("b", "s"), strict=True))
+        names |= {output[-1]: "f", summed[0]: "c"}
+        copies = shapes.dim(value, rows.index(summed[0]))
+        if isinstance(copies, int):
+            axes = tuple(names[letter] for letter in rows)
+            return Start(value, axes, copies, other, tuple(names[letter] for letter in weights))
+    return None
+
+
+def equation_of(node: ir.Node) -> tuple[list[str], str] | None:
+    """The letters of the operands and of the output of an Einsum; None where one repeats a letter or has an ellipsis."""
+    attribute = node.attributes.get("equation")
+    text = "" if attribute is None else attribute.as_string().replace(" ", "")
+    left, arrow, output = text.partition("->")
+    letters = left.split(",")
+    if not arrow or "." in text or len(letters) != len(node.inputs):
+        return None
+    if any(len(set(item)) != len(item) for item in (*letters, output)):
+        return None
+    return letters, output

@@ -177,13 +177,13 @@ class _Spans:
         for node, depth in cone.items():
             for value in flow.slots[node]:
                 producer = value.producer() if value is not None else None
-                if value is not None and producer in cone and depth - cone[producer] > leap:
+                if value is not None and producer is not None and depth - cone.get(producer, depth) > leap:
                     self._far.add(value)
 
     def is_short(self, value: ir.Value | None, node: ir.Node) -> bool:
         """Whether the edge from ``value``, which a node of the cone makes, to ``node`` counts."""
         producer = value.producer() if value is not None else None
-        if value is None or producer not in self._cone:
+        if value is None or producer is None or producer not in self._cone:
             return False
         span = self._cone[node] - self._cone[producer]
         return span <= (self._leap // 3 if value in self._far else self._leap)

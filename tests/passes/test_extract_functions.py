@@ -101,7 +101,7 @@ def test_functions_and_outputs(path: str) -> None:
             continue
         detail = site.detail
         assert isinstance(detail["layers"], list)
-        counts = [detail[key] for key in ("nodes", "constants", "parameters", "weights", "outputs")]
+        counts: list[Any] = [detail[key] for key in ("nodes", "constants", "parameters", "weights", "outputs")]
         found.append((site.id.removeprefix("layers:"), tuple(detail["layers"]), *counts))
         function = next(item for item in model.functions.values() if item.name == site.id.removeprefix("layers:"))
         assert detail["function"] == f"graphsurgery::{function.name}"

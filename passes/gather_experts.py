@@ -13,6 +13,7 @@ from graphsurgery.errors import UsageError
 from graphsurgery.pass_base import Pass
 from graphsurgery.passes.experts.chosen_rows import choose_rows, rows_chosen_by
 from graphsurgery.passes.experts.grouped import write_grouped
+from graphsurgery.passes.experts.operator import write_router
 from graphsurgery.passes.experts.packed import write_loop, write_unroll
 from graphsurgery.passes.experts.plan import Plan, plan_of, why_not
 from graphsurgery.passes.experts.program import Program
@@ -124,6 +125,9 @@ class GatherExperts(Pass):
             return frozenset()
         rewrite = Rewrite(model, self.name, rest[0].id, scope="gather_experts")
         read = {site.id: _read_by(site, shapes_of(model)) for site in rest}
+        routers: dict[str, int] = {}
+        if any(site.router is not None for site in rest):
+            rest = self._with_routers(rewrite, rest, routers)
         rest = choose_rows(model, rewrite, rest, [_scope(site) for site in rest])
         shapes = shapes_of(model)
         written: list[tuple[ExpertSite, Plan, dict[str, Detail]]] = []
@@ -133,7 +137,7 @@ class GatherExperts(Pass):
             before = rewrite.inserted
             source = BlockSource(rewrite, shapes, site, Program.of(site, shapes))
             self._replace(source, plan, read[site.id])
-            detail = self._detail(source, plan, rewrite.inserted - before)
+            detail = self._detail(source, plan, rewrite.inserted - before + routers.get(site.id, 0))
             written.append((site, plan, detail))
         boundaries = rewrite.commit()
         for (site, plan, detail), boundary in zip(written, boundaries, strict=True):
@@ -143,6 +147,18 @@ class GatherExperts(Pass):
             report.sites.append(SiteReport(site.id, site.kinds, site.layer, "rewritten", reason, detail, (boundary,)))
         return frozenset(value.name or "" for value in model.graph.outputs)
 
+    @staticmethod
+    def _with_routers(rewrite: Rewrite, sites: Sequence[ExpertSite], nodes: dict[str, int]) -> list[ExpertSite]:
+        """The sites, the choice of each a value of the graph; ``nodes`` gets the number of nodes that took."""
+        result = []
+        for site in sites:
+            rewrite.at_site(site.id, _scope(site))
+            before = rewrite.inserted
+            result.append(write_router(rewrite, site))
+            nodes[site.id] = rewrite.inserted - before
+        rewrite.commit()
+        return result
+
     def _replace(self, source: BlockSource, plan: Plan, read: list[ir.Value]) -> None:
         site, rewrite = source.site, source.rewrite
         old = site.output
@@ -150,6 +166,9 @@ class GatherExperts(Pass):
         assert end is not None
         rewrite.before(end)
         new = self._write(source, plan)
+        wanted = source.shapes.dtype(old)
+        if wanted is not None and wanted != source.result_dtype:
+            new = rewrite.emit("Cast", [new], {"to": int(wanted)}, name="output_cast", dtype=wanted)
         before, after = old.name or "", new.name or ""
         if old.shape is not None:
             new.shape = old.shape
@@ -210,7 +229,8 @@ class GatherExperts(Pass):
 def _read_by(site: ExpertSite, shapes: Shapes) -> list[ir.Value]:
     """What the site reads in the model as it is, the numbers of the rows that are read of it included."""
     chosen = rows_chosen_by(site, shapes)
-    values = (site.tokens, site.indices, site.weights, chosen.inputs[1] if chosen is not None else None)
+    choice = (site.indices, site.weights) if site.router is None else (site.router.scores,)
+    values = (site.tokens, *choice, chosen.inputs[1] if chosen is not None else None)
     return [value for value in values if value is not None]
 
 

@@ -21,6 +21,7 @@ from graphsurgery.patterns.experts_dense import SpreadReader, adds_nothing, repl
 from graphsurgery.patterns.experts_finish import exclusive, finish
 from graphsurgery.patterns.experts_loop import LoopReader
 from graphsurgery.patterns.experts_numbers import IndexReader, Pairs, Run
+from graphsurgery.patterns.experts_operator import read_operator
 from graphsurgery.patterns.experts_parameters import ParameterReader
 from graphsurgery.patterns.experts_rows import RowReader
 from graphsurgery.patterns.experts_starts import start_of
@@ -73,7 +74,7 @@ class _Finder:
         found += self._left_over()
         for operator in ("MoE", "QMoE"):
             fused = self._index.nodes(operator, domain="com.microsoft")
-            found += [(self._index.order[node], _fused(node)) for node in fused]
+            found += [(self._index.order[node], self._fused(node)) for node in fused]
         found.sort(key=lambda item: item[0])
         return [dataclasses.replace(site, id=f"experts:{number}") for number, (_, site) in enumerate(found)]
 
@@ -183,6 +184,16 @@ class _Finder:
         by_expert = spread.by_expert
         return finish(_flat(node), replaced, found, "dense", self._shapes, self._index, weights_by_expert=by_expert)
 
+    def _fused(self, node: ir.Node) -> ExpertSite | Refusal:
+        """The block that is one operator."""
+        try:
+            if node.op_type == "QMoE":
+                raise UnreadableError("its weights are packed, in a layout of its own")
+            return read_operator(node, self._shapes)
+        except UnreadableError as error:
+            text = f"the expert block that is one operator, com.microsoft {label(node)}, cannot be read: {error}"
+            return Refusal(id="", kinds=("experts", "op"), layer=layer_of(node), reason=text)
+
     def _refusal(self, node: ir.Node, reason: str) -> Refusal:
         text = f"the expert block that ends in {node.op_type} {node.name or node.outputs[0].name!r} cannot be read: {reason}"
         return Refusal(id="", kinds=("experts",), layer=layer_of(node), reason=text)
@@ -195,13 +206,6 @@ def _flat(node: ir.Node) -> ir.Value:
     if is_op(node, "MatMul") and len(following) == 1 and is_op(following[0], "Squeeze", "Reshape"):
         return following[0].outputs[0]
     return value
-
-
-def _fused(node: ir.Node) -> Refusal:
-    reason = (
-        f"the expert block is one operator, com.microsoft {label(node)}, which routes inside: no value holds its choice"
-    )
-    return Refusal(id="", kinds=("experts", "op"), layer=layer_of(node), reason=reason)
 
 
 def _unfound(node: ir.Node, root: ir.Value) -> Refusal:

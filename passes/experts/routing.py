@@ -68,6 +68,8 @@ class BlockSource:
         self.rank = shapes.rank(site.tokens) or 2
         result = program.steps[program.result]
         self.core_dtype = shapes.dtype(result.node.outputs[result.output])
+        last = program.steps[-1]
+        self.result_dtype = shapes.dtype(last.node.outputs[last.output])
         self.size = site.tokens_dim if isinstance(site.tokens_dim, int) else None
         self._cache: dict[tuple[str, ir.Graph], ir.Value] = {}
 

@@ -34,6 +34,7 @@ from graphsurgery.patterns.site import Site
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from graphsurgery.analysis.bodies import Body
     from graphsurgery.analysis.dims import Dim
 
 __all__ = [
@@ -150,6 +151,8 @@ class ExpertSite(Site):
         interior: all nodes that belong to the block and to nothing else, for the count of what goes away.
         router: of form ``op``, how it chooses. ``indices`` and ``weights`` then are values of no graph, and so are the
             constants that the body reads: who rewrites the block writes them out first.
+        home: the main graph (None stands for it too) or the function in which the block is, in one of its branches or
+            loops perhaps; in a function it is one block for all calls.
     """
 
     form: str
@@ -165,3 +168,4 @@ class ExpertSite(Site):
     interior: tuple[ir.Node, ...]
     weights_by_expert: bool = False
     router: OperatorRouter | None = None
+    home: Body | None = None

@@ -51,7 +51,9 @@ def in_functions(model: onnx.ModelProto, *, weights_inside: bool = False) -> onn
     results = [value.name for value in graph.output]
     imports = list(model.opset_import)
     function = helper.make_function("local", "Block", formals, results, nodes, imports)
-    calls, inputs, outputs = [], [], []
+    calls: list[onnx.NodeProto] = []
+    inputs: list[onnx.ValueInfoProto] = []
+    outputs: list[onnx.ValueInfoProto] = []
     for suffix in ("", "_2"):
         given = [f"{value.name}{suffix}" for value in graph.input]
         made = [f"{name}{suffix}" for name in results]

@@ -72,7 +72,8 @@ def moe(
     initializers = [numpy_helper.from_array(item.astype(dtype), name) for name, item in arrays.items() if name in names]
     graph = helper.make_graph([node], "moe", inputs, outputs, initializers)
     imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=8)
+    made: onnx.ModelProto = helper.make_model(graph, opset_imports=imports, ir_version=8)
+    return made
 
 
 def feeds(tokens: int, dtype: str = "float32", *, batch: bool = False, ties: bool = False) -> dict[str, np.ndarray]:
@@ -87,7 +88,7 @@ def feeds(tokens: int, dtype: str = "float32", *, batch: bool = False, ties: boo
 
 
 def rewritten(proto: onnx.ModelProto, spec: str) -> ir.Model:
-    model = ir.from_proto(proto)
+    model: ir.Model = ir.from_proto(proto)
     (site,) = Pipeline([spec])(model).passes[0].sites
     assert site.status == "rewritten", site.reason
     assert site.reason.startswith(f"op form of {E} experts")

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from graphsurgery.patterns.expert_sites import ROUTE_WEIGHT, ExpertStep, ExpertTensor, RowInput, StepOutput
 
 if TYPE_CHECKING:
-    from graphsurgery.analysis.shapes import Shapes
+    from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.patterns.expert_sites import ExpertSite, Operand
 
 __all__ = ["Program", "tensors_of"]
@@ -39,10 +39,10 @@ class Program:
     steps: tuple[ExpertStep, ...]
     core: int
     experts: int
-    shapes: Shapes
+    shapes: ShapeView
 
     @classmethod
-    def of(cls, site: ExpertSite, shapes: Shapes) -> Program:
+    def of(cls, site: ExpertSite, shapes: ShapeView) -> Program:
         """The program of ``site``."""
         steps = site.body
         core = len(steps)

@@ -295,7 +295,10 @@ class StepWriter:
             return {}
         if kind == "Transpose":
             return {"perm": [*range(self.lead), *(self.lead + axis for axis in step.axes)]}
-        if kind in _AXIS or kind == "DequantizeLinear":
+        if kind == "DequantizeLinear":
+            # Of a weight, which may be counted from the front: there the leading axes come first.
+            return {"axis": step.axes[0] + (self.lead if step.axes[0] >= 0 else 0)}
+        if kind in _AXIS:
             return {"axis": step.axes[0]}
         if kind in _AXES and "axes" in node.attributes:
             return {"axes": list(step.axes)}

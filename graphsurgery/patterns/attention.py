@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from graphsurgery.analysis.bodies import bodies_of
 from graphsurgery.analysis.dims import is_nonnegative
+from graphsurgery.analysis.slices import runs_along, same_size
 from graphsurgery.patterns.attention_kinds import Origins
 from graphsurgery.patterns.attention_sites import AttentionSite, FusedAttention, Sink
 from graphsurgery.patterns.key_value_sources import UnreadableError, broadcast_heads, find_source, regroups_heads
@@ -216,11 +217,16 @@ class _Reader:
         """
         if isinstance(total, int) or not is_nonnegative(total - length):
             return total
-        for value in _operands(scores, chain):
-            size = self._shapes.dim(value, -1)
-            if size is None or isinstance(size, int) or size == length:
-                continue
+        sizes = [self._shapes.dim(value, -1) for value in _operands(scores, chain)]
+        named = [size for size in sizes if size is not None and not isinstance(size, int) and size != length]
+        for size in named:
             if is_nonnegative(size - length):
+                return size
+        # A padding mask may count its columns by a name of its own; added to the scores they are as many as the keys.
+        for node in chain:
+            size = self._shapes.dim(node.outputs[0], -1)
+            both = size is not None and size != total and same_size(size, total)
+            if both and any(not runs_along(other, total) and same_size(other, size) for other in named):
                 return size
         return total
 

@@ -80,3 +80,106 @@ def hold(text: str, spec: str, groups: int = 4) -> None:
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_bias_over_columns_of_another_name(spec: str) -> None:
     hold(ALIBI, spec)
+
+
+# Grouped queries: [B,G,T,D] keys for [B,S,G,R,D] queries, as Einsum; a mask of five axes and a bias of every head.
+GROUPED_EINSUM = f"""{HEADER}
+grouped (float[B,4,S,8] q, float[B,2,P,8] past, float[B,2,S,8] new, int64[B,T] mask) => (float[B,S,2,2,8] y)
+<int64[3] heads = {{1, 2, 3}}, int64[5] grouped = {{0, 0, 2, 2, 8}}, float low = {{-1e9}}, float scale = {{0.35}},
+ float[1,2,2,1,1] bias = {{0.25, 0.0625, 0.5, 0.125}}, float[1,2,2,1,1] spread = {{1.0, 1.5, 0.5, 2.0}}>
+{{
+    k = Concat <axis = 2> (past, new)
+    rows = Transpose <perm = [0, 2, 1, 3]> (q)
+    q5 = Reshape (rows, grouped)
+    raw = Einsum <equation = "bskgd, bktd -> bkgst"> (q5, k)
+    scaled = Mul (raw, scale)
+    tilted = Mul (scaled, spread)
+    biased = Add (tilted, bias)
+    kept = Cast <to = 9> (mask)
+    absent = Not (kept)
+    hidden = Unsqueeze (absent, heads)
+    masked = Where (hidden, low, biased)
+    p = Softmax <axis = -1> (masked)
+    y = Einsum <equation = "bkgst,bktd->bskgd"> (p, k)
+}}"""
+
+# The same on five axes by MatMul: keys with an axis of one where the queries of a group are.
+GROUPED_PRODUCTS = f"""{HEADER}
+grouped (float[B,4,S,8] q, float[B,2,P,8] past, float[B,2,S,8] new, int64[B,T] mask) => (float[B,2,2,S,8] y)
+<int64[1] two = {{2}}, int64[4] heads = {{1, 2, 3, 4}}, float low = {{-1e9}}, float scale = {{0.35}},
+ int64[5] grouped = {{0, 2, 2, -1, 8}}, int64[3] more = {{1, 2, 3}}>
+{{
+    k = Concat <axis = 2> (past, new)
+    q5 = Reshape (q, grouped)
+    k5 = Unsqueeze (k, two)
+    kt = Transpose <perm = [0, 1, 2, 4, 3]> (k5)
+    raw = MatMul (q5, kt)
+    scaled = Mul (raw, scale)
+    kept = Cast <to = 9> (mask)
+    absent = Not (kept)
+    hidden = Unsqueeze (absent, more)
+    masked = Where (hidden, low, scaled)
+    p = Softmax <axis = -1> (masked)
+    y = MatMul (p, k5)
+}}"""
+
+# Operands in other orders, the heads last, and a softmax by hand.
+BY_HAND = f"""{HEADER}
+by_hand (float[B,4,S,8] q, float[B,4,P,8] past, float[B,4,S,8] new, int64[B,T] mask) => (float[B,S,4,8] y)
+<int64[2] heads = {{1, 2}}, float low = {{-1e9}}, float scale = {{0.35}}, int64[1] last = {{-1}}>
+{{
+    k = Concat <axis = 2> (past, new)
+    raw = Einsum <equation = "xhjd,xhid->xhij"> (k, q)
+    scaled = Mul (raw, scale)
+    kept = Cast <to = 9> (mask)
+    absent = Not (kept)
+    hidden = Unsqueeze (absent, heads)
+    masked = Where (hidden, low, scaled)
+    top = ReduceMax <axes = [-1], keepdims = 1> (masked)
+    below = Sub (masked, top)
+    power = Exp (below)
+    total = ReduceSum <keepdims = 1> (power, last)
+    p = Div (power, total)
+    y = Einsum <equation = "bhij,bhjd->bihd"> (p, k)
+}}"""
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(
+    ("text", "groups"), [(GROUPED_EINSUM, 2), (GROUPED_PRODUCTS, 2), (BY_HAND, 4)], ids=["einsum", "products", "hand"]
+)
+def test_spellings_of_their_own_are_written_out(text: str, groups: int, spec: str) -> None:
+    hold(text, spec, groups)
+
+
+@pytest.mark.parametrize("text", [GROUPED_EINSUM, BY_HAND])
+def test_nothing_of_the_old_spelling_is_left(text: str) -> None:
+    model = parse(text)
+    Pipeline([SPECS[0]])(model)
+    left = {node.op_type for node in model.graph.all_nodes()}
+    assert not left & {"Einsum", "Exp", "ReduceMax"} - {"Exp", "ReduceMax"}
+
+
+def test_without_blocks_the_spelling_stays() -> None:
+    model = parse(GROUPED_EINSUM)
+    (site,) = Pipeline(["block-attention"])(model).passes[0].sites
+    assert site.status == "refused"
+    assert site.reason == "the attention of node '' is read as it is spelled, and no blocks are asked for"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"bskgd, bktd -> bkgst"', '"bskgd,bksd->bkgs"'),  # no axis of keys
+        ("axis = -1> (masked)", "axis = -2> (masked)"),  # over the rows
+        ("tilted = Mul (scaled, spread)", "tilted = Mul (scaled, raw)"),  # scores twice: still one product
+    ],
+)
+def test_what_is_no_attention_stays(old: str, new: str) -> None:
+    text = GROUPED_EINSUM.replace(old, new)
+    model = parse(text)
+    sites = Pipeline([SPECS[0]])(model).passes[0].sites
+    if "raw)" in new:
+        hold(text, SPECS[0], 2)
+    else:
+        assert not [site for site in sites if site.status == "rewritten"]

@@ -65,7 +65,10 @@ def find_attentions(
     for body in bodies_of(model, shapes):
         origins = Origins(body)
         known = index if body.function is None else GraphIndex(model, body.graph)
-        anchors = [*known.nodes("Softmax"), *(node for node in known.nodes("Div") if is_softmax_by_hand(node, body.view))]
+        anchors = [
+            *known.nodes("Softmax"),
+            *(node for node in known.nodes("Div") if is_softmax_by_hand(node, body.view)),
+        ]
         for domain, operator in _FUSED:
             anchors = [*anchors, *known.nodes(operator, domain=domain)]
         for node in sorted(anchors, key=known.order.__getitem__):
@@ -76,9 +79,7 @@ def find_attentions(
     return found
 
 
-def _read(
-    node: ir.Node, number: int, body: Body, origins: Origins
-) -> AttentionSite | FusedAttention | Refusal | None:
+def _read(node: ir.Node, number: int, body: Body, origins: Origins) -> AttentionSite | FusedAttention | Refusal | None:
     """The attention that ``node`` is, or in which it ends the softmax."""
     if node.op_type not in ("Softmax", "Div"):
         return _fused(node, number, body)

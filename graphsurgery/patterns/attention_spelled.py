@@ -307,7 +307,11 @@ def _value_product(node: ir.Node, weights: ir.Value, axes: str, view: ShapeView)
     shared = {"b", "k"} if len(axes) == 5 else {"b", "h"}
     if set(right) != shared | {"d", "t"} or set(result) != {*axes, "d"} - {"t"}:
         return None
-    return SpelledProduct(node, first, second, left, right, result) if _is_static(view.dim(second, right.index("d"))) else None
+    return (
+        SpelledProduct(node, first, second, left, right, result)
+        if _is_static(view.dim(second, right.index("d")))
+        else None
+    )
 
 
 def _is_static(size: object) -> bool:
@@ -333,7 +337,8 @@ def _read_elsewhere(nodes: tuple[ir.Node, ...], product: ir.Node) -> bool:
     """Whether anything else reads what is made on the way."""
     inside = {*nodes, product}
     return any(
-        value.is_graph_output() or any(reader not in inside and not is_op(reader, "Shape", "Size") for reader in readers(value))
+        value.is_graph_output()
+        or any(reader not in inside and not is_op(reader, "Shape", "Size") for reader in readers(value))
         for node in nodes
         for value in node.outputs
     )

@@ -30,7 +30,9 @@ class Respeller(OperatorWriter):
         query = self._merged(self._ordered(site.scores.left, site.scores.left_axes, self._order("sd"), "queries"))
         keys = self._operand(site.scores, "dt", "keys")
         made: dict[ir.Value, ir.Value] = {
-            site.scores.node.outputs[0]: self.emit("MatMul", [query, keys], "scores", dtype=self._type(site.scores.node))
+            site.scores.node.outputs[0]: self.emit(
+                "MatMul", [query, keys], "scores", dtype=self._type(site.scores.node)
+            )
         }
         for node in site.chain:
             self._replay(node, made)

@@ -66,8 +66,8 @@ class BlockSource:
         self.parameters = Parameters(rewrite)
         self.dtype = shapes.dtype(site.tokens)
         self.rank = shapes.rank(site.tokens) or 2
-        result = program.steps[program.result]
-        self.core_dtype = shapes.dtype(result.node.outputs[result.output])
+        weight = shapes.dtype(site.weights) if site.weights is not None else None
+        self.core_dtype = program.dtype(program.result, {TOKEN_ROW: self.dtype, ROUTE_WEIGHT: weight})
         self.size = site.tokens_dim if isinstance(site.tokens_dim, int) else None
         self._cache: dict[tuple[str, ir.Graph], ir.Value] = {}
 

@@ -56,6 +56,11 @@ def test_every_form(mode: str, spec: Spec) -> None:
     assert_equal(spec, mode)
 
 
+@pytest.mark.parametrize("half", [False, True])
+def test_einsum_is_packed_at_fixed_sizes(half: bool) -> None:
+    assert_equal(Spec(form="einsum", static=(1, 6), half=half), "npu")
+
+
 @pytest.mark.parametrize("form", ["batched", "masked", "selected", "einsum"])
 @pytest.mark.parametrize("mode", ["grouped", "gather"])
 def test_halves_whose_bounds_are_reckoned_from_shapes(mode: str, form: str) -> None:

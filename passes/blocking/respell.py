@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import onnx_ir as ir
-
 from graphsurgery.passes.blocking.operator_writer import OperatorWriter
 from graphsurgery.patterns.attention_spelled import SpelledAttention
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
+
     from graphsurgery.patterns.attention_spelled import SpelledProduct
 
 __all__ = ["Respeller"]
@@ -53,9 +53,9 @@ class Respeller(OperatorWriter):
             result, axes = self.emit("Reshape", [product, shape], "heads_in_groups", dtype=kind), "bkgsd"
         result = self._ordered(result, axes, site.values.result_axes, "attended")
         self.rewrite.replace_all_uses(site.node.outputs[0], result)
-        node = product.producer()
-        assert node is not None
-        return node
+        made_by = product.producer()
+        assert made_by is not None
+        return made_by
 
     def _type(self, node: ir.Node) -> ir.DataType:
         return self.view.dtype(node.outputs[0]) or self.dtype

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from graphsurgery.patterns.attention_spelled import SpelledAttention
+
 if TYPE_CHECKING:
     import onnx_ir as ir
 
@@ -26,6 +28,8 @@ def fused_operands(site: FusedAttention, shapes: Shapes) -> list[tuple[int, int]
         return _multi_head(node, shapes)
     if site.operator in ("GroupQueryAttention", "PagedAttention", "SparseAttention"):
         return f"node {node.name!r} is {site.operator}, whose kernel reads only the positions that are in use"
+    if isinstance(site, SpelledAttention):
+        return f"the attention of node {node.name!r} has a spelling of its own, in which its columns are not bounded"
     return f"node {node.name!r} is {site.operator}, whose keys cannot be cut"
 
 

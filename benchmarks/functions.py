@@ -28,7 +28,7 @@ FIXTURES = HERE.parent / "fixtures"
 def proto_bytes(path: Path) -> int:
     """Size of the model's protobuf without the contents of its initializers."""
     proto = onnx.ModelProto.FromString(path.read_bytes())
-    return proto.ByteSize() - sum(tensor.ByteSize() for tensor in proto.graph.initializer)
+    return int(proto.ByteSize() - sum(tensor.ByteSize() for tensor in proto.graph.initializer))
 
 
 def session_seconds(path: Path) -> float:

@@ -177,7 +177,7 @@ def _check_functions(data: st.DataObject) -> None:
         same(spec, expected, run(flat_after, given_feeds))
 
 
-@settings(max_examples=25, phases=PHASES)
+@settings(max_examples=8, phases=PHASES)
 @given(st.data())
 def test_blocked_as_after_inlining(data: st.DataObject) -> None:
     _check_functions(data)
@@ -208,7 +208,7 @@ def _check_subgraphs(data: st.DataObject) -> None:
         same(spec, run(before, given_feeds), run(after, given_feeds))
 
 
-@settings(max_examples=25, phases=PHASES)
+@settings(max_examples=12, phases=PHASES)
 @given(st.data())
 def test_blocked_in_branches_and_loops(data: st.DataObject) -> None:
     _check_subgraphs(data)

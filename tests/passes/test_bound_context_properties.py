@@ -67,7 +67,7 @@ def _returned_scores(model: ir.Model) -> list[str]:
     return [value.name or "" for value in found if value is not None]
 
 
-@settings(max_examples=30, phases=PHASES)
+@settings(max_examples=20, phases=PHASES)
 @given(st.data())
 def test_generated_static_caches(data: st.DataObject) -> None:
     _check(data)

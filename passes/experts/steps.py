@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import onnx_ir as ir
 
-    from graphsurgery.analysis.shapes import Shapes
+    from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.passes.experts.program import Program
     from graphsurgery.patterns.expert_sites import Operand
     from graphsurgery.rewrite import Rewrite
@@ -329,7 +329,7 @@ class StepWriter:
         return padded
 
 
-def _named_axes(step: ExpertStep, shapes: Shapes) -> int | None:
+def _named_axes(step: ExpertStep, shapes: ShapeView) -> int | None:
     """How many axes the node names; None where it is not known or not what the step says."""
     node = step.node
     if "axes" in node.attributes:
@@ -344,7 +344,7 @@ def _named_axes(step: ExpertStep, shapes: Shapes) -> int | None:
     return count if count == len(step.axes) else None
 
 
-def _reckoned(value: ir.Value, shapes: Shapes) -> list[int] | None:
+def _reckoned(value: ir.Value, shapes: ShapeView) -> list[int] | None:
     """The integers of a vector that nodes compute from shapes; None for a constant, and where they are not known."""
     if constant_of(value) is not None or shapes.rank(value) != 1:
         return None

@@ -21,10 +21,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from _measure import Run, Sample, alternate, environment, memory, reset_peak, table, worker
+from _measure import Run, alternate, environment, table, worker
+
+from graphsurgery.benching.memory import read_memory, reset_peak
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from graphsurgery.benching.samples import Sample
 
 PARTS = ("wide", "grouped", "batched", "loop")
 STRATEGIES = {
@@ -49,11 +53,11 @@ def step(model: str, length: int, past: int, threads: int, repeats: int) -> dict
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    empty = memory()
+    empty = _resident()
     session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     feeds = _feeds(session.get_inputs(), length, past)
     session.run(None, feeds)
-    loaded = memory()
+    loaded = _resident()
     reset_peak()
     seconds = []
     for _ in range(repeats):
@@ -62,10 +66,16 @@ def step(model: str, length: int, past: int, threads: int, repeats: int) -> dict
         seconds.append(time.perf_counter() - started)
     return {
         "seconds": statistics.median(seconds),
-        "loaded": loaded.resident - empty.resident,
-        "peak": memory().peak - empty.resident,
+        "loaded": loaded - empty,
+        "peak": (read_memory().peak or 0) - empty,
         "checksum": float(abs(result).mean()),
     }
+
+
+def _resident() -> int:
+    found = read_memory().resident
+    assert found is not None, "memory is read from /proc, which this system does not have"
+    return found
 
 
 def _feeds(inputs: Any, length: int, past: int) -> dict[str, Any]:
@@ -175,14 +185,15 @@ def main() -> int:
                 found = alternate(runs, arguments.runs, progress=lambda text: print(" ", text, file=sys.stderr))
                 rows += _rows(label, found)
                 data[label] = {
-                    model: {key: item.to_json() for key, item in samples.items()} for model, samples in found.items()
+                    model: {key: item.to_data() for key, item in samples.items()} for model, samples in found.items()
                 }
+                if arguments.json is not None:
+                    # After each point: a run that is stopped has lost nothing.
+                    found_so_far = {"environment": environment("onnxruntime", "onnx"), "points": data}
+                    arguments.json.write_text(json.dumps(found_so_far, indent=2) + "\n", encoding="utf-8")
                 sums = [samples["checksum"].median for samples in found.values()]
                 assert max(sums) - min(sums) <= 1e-4 * max(sums), f"{label}: the models disagree: {sums}"
     print(table(HEADER, rows))
-    if arguments.json is not None:
-        text = json.dumps({"environment": environment("onnxruntime", "onnx"), "points": data}, indent=2)
-        arguments.json.write_text(text + "\n", encoding="utf-8")
     return 0
 
 

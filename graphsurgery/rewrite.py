@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphsurgery.analysis.shapes import invalidate
+from graphsurgery.editing.dead_nodes import captured, remove_dead
 from graphsurgery.errors import UsageError
 from graphsurgery.names import Names
 from graphsurgery.site_report import Boundary
@@ -30,10 +31,12 @@ if TYPE_CHECKING:
     from graphsurgery.analysis.bodies import Body
     from graphsurgery.weights import Part
 
-__all__ = ["PASS_KEY", "SITE_KEY", "Rewrite"]
+__all__ = ["CHANGED_KEY", "PASS_KEY", "SITE_KEY", "Rewrite"]
 
 PASS_KEY = "graphsurgery.pass"
 SITE_KEY = "graphsurgery.site"
+CHANGED_KEY = "graphsurgery.changed"
+"""Metadata of a node that was kept and no longer gives what it gave: the pass that changed what it computes on."""
 
 _WEIGHTS_KEY = "graphsurgery.made_weights"
 
@@ -83,11 +86,11 @@ class Rewrite:
         self._discarded: list[ir.Node] = []
         self._boundaries: list[Boundary] = []
         self._parameters: dict[tuple[ir.Value, ...], ir.Value] = {}
-        self._read_before: list[ir.Value] = []
+        self._dispensable: list[ir.Value] = []
         if self._function is not None:
             # Before the walk below: a body may use nothing but a vendor's operators so far.
             self._function.opset_imports.setdefault("", model.opset_imports.get("", 1))
-            self._read_before = [formal for formal in self._function.inputs if formal.uses()]
+            self._dispensable = [formal for formal in self._function.inputs if formal.uses()]
         self.inserted = 0
         """Number of nodes inserted so far, those of bodies included."""
 
@@ -141,9 +144,15 @@ class Rewrite:
     @contextlib.contextmanager
     def prologue(self) -> Iterator[None]:
         """Insert at the start of :attr:`graph` within the block, then go on where it was before."""
+        with self.aside():
+            self._body = None
+            self.at_start()
+            yield
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Insert wherever the block says, then go on where it was before."""
         saved = (self._last, self._next, self._in_prologue, self._body)
-        self._body = None
-        self.at_start()
         yield
         self._last, self._next, self._in_prologue, self._body = saved
         if self._in_prologue:
@@ -477,6 +486,7 @@ class Rewrite:
         if dtype is not None:
             formal.type = ir.TensorType(dtype)
         body.function.inputs.append(formal)
+        self._dispensable.append(formal)
         for call, value in zip(body.calls, values, strict=True):
             call.node.resize_inputs(position + 1)
             call.node.replace_input_with(position, value)
@@ -486,6 +496,10 @@ class Rewrite:
     def _tag(self, node: ir.Node) -> None:
         node.metadata_props[PASS_KEY] = self._pass_name
         node.metadata_props[SITE_KEY] = self._site_id
+
+    def mark_changed(self, node: ir.Node) -> None:
+        """``node`` stays, and will no longer give what it gave before, beyond what shapes tell."""
+        node.metadata_props[CHANGED_KEY] = self._pass_name
 
     # ---- edges ----------------------------------------------------------------------------------------------------
 
@@ -497,6 +511,10 @@ class Rewrite:
         node.replace_input_with(index, value)
         if old is not None:
             self._lost_users.append(old)
+
+    def release(self, value: ir.Value) -> None:
+        """Let ``value``, which was made in case it is needed, go where nothing reads it."""
+        self._lost_users.append(value)
 
     # ---- the model's interface ------------------------------------------------------------------------------------
 
@@ -561,7 +579,7 @@ class Rewrite:
         by_graph: dict[ir.Graph, list[ir.Node]] = {}
         for node in self._discarded:
             read.update(dict.fromkeys(value for value in node.inputs if value is not None))
-            read.update(dict.fromkeys(_captured(node)))
+            read.update(dict.fromkeys(captured(node)))
             for index in range(len(node.inputs)):
                 node.replace_input_with(index, None)
             assert node.graph is not None
@@ -578,7 +596,7 @@ class Rewrite:
         body = self.body_of
         if body is None or body.function is None or not body.closed:
             return
-        unused = [formal for formal in self._read_before if not formal.uses() and not formal.is_graph_output()]
+        unused = [formal for formal in self._dispensable if not formal.uses() and not formal.is_graph_output()]
         for formal in unused:
             position = next(place for place, item in enumerate(body.function.inputs) if item is formal)
             del body.function.inputs[position]
@@ -609,58 +627,3 @@ def _attribute(name: str, value: Any) -> ir.Attr:
     if isinstance(value, list | tuple) and value and all(type(item) is int for item in value):
         return ir.AttrInt64s(name, value)
     return ir.convenience.convert_attribute(name, value)
-
-
-def remove_dead(values: Iterable[ir.Value]) -> int:
-    """Remove the producers of ``values`` that nothing reads any more, and theirs in turn; initializers likewise.
-
-    Graph inputs and outputs, and initializers that are graph inputs too, stay.
-
-    Returns:
-        Number of nodes removed.
-    """
-    pending = list(values)
-    doomed: dict[ir.Node, None] = {}
-    while pending:
-        value = pending.pop()
-        if value.uses() or value.is_graph_output():
-            continue
-        node = value.producer()
-        if node is None:
-            graph = value.graph
-            if graph is not None and value.is_initializer() and not value.is_graph_input():
-                graph.initializers.pop(value.name or "", None)
-            continue
-        if node in doomed or node.graph is None:
-            continue
-        if any(output.uses() or output.is_graph_output() for output in node.outputs):
-            continue
-        pending += [item for item in node.inputs if item is not None]
-        pending += _captured(node)
-        for index in range(len(node.inputs)):
-            node.replace_input_with(index, None)
-        doomed[node] = None
-    # All at once: each call of remove() collects the outputs of the graph, of which there are two a layer.
-    by_graph: dict[ir.Graph, list[ir.Node]] = {}
-    for node in doomed:
-        assert node.graph is not None
-        by_graph.setdefault(node.graph, []).append(node)
-    for graph, nodes in by_graph.items():
-        graph.remove(nodes)
-    return len(doomed)
-
-
-def _captured(node: ir.Node) -> list[ir.Value]:
-    """Outer values that the subgraphs of ``node`` read; their uses end with the subgraph."""
-    captured: list[ir.Value] = []
-    for attribute in node.attributes.values():
-        if attribute.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
-            continue
-        graphs = [attribute.as_graph()] if attribute.type == ir.AttributeType.GRAPH else list(attribute.as_graphs())
-        for graph in graphs:
-            for inner in list(graph.all_nodes()):
-                for index, item in enumerate(inner.inputs):
-                    if item is not None and item.graph is not inner.graph:
-                        captured.append(item)
-                        inner.replace_input_with(index, None)
-    return captured

@@ -19,6 +19,7 @@ from graphsurgery.passes.blocking.unfuse import unfuse, why_not_unfused
 from graphsurgery.passes.blocking.writer import BlockWriter
 from graphsurgery.patterns.attention import find_attentions
 from graphsurgery.patterns.attention_sites import AttentionSite, FusedAttention
+from graphsurgery.patterns.attention_spelled import SpelledAttention
 from graphsurgery.patterns.masks import Mask, find_mask
 from graphsurgery.patterns.matcher import GraphIndex
 from graphsurgery.patterns.site import Refusal, Site
@@ -132,9 +133,11 @@ class BlockAttention(Pass):
         """The site where it is to be written out and blocked, else a refusal."""
         if isinstance(site, Refusal):
             return site
+        spelled = isinstance(site, SpelledAttention)
         reason = why_not_unfused(site)
         if reason is None and not self._blocks_wanted():
-            reason = f"node {site.node.name!r} is one operator, and no blocks are asked for"
+            what = f"the attention of node {site.node.name!r} is read" if spelled else f"node {site.node.name!r} is one"
+            reason = f"{what}{' as it is spelled' if spelled else ' operator'}, and no blocks are asked for"
         if reason is None:
             return site
         return Refusal(id=site.id, kinds=site.kinds, layer=site.layer, reason=reason)

@@ -219,7 +219,7 @@ class _Inliner:
         # The name was in use before the function was extracted, so it counts as taken, but may be free again.
         unique = edit.fresh_name(name) if name in self._present else name
         self._present.add(unique)
-        shape = ir.Shape(list(tensor.shape))
+        shape = ir.Shape(tensor.shape.numpy())
         value = ir.Value(name=unique, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=shape)
         self._model.graph.register_initializer(value)
         return value

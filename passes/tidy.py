@@ -11,11 +11,11 @@ import onnx_ir as ir
 
 from graphsurgery.analysis.constants import constant_of, small_array
 from graphsurgery.analysis.shapes import invalidate
+from graphsurgery.editing.dead_nodes import remove_dead
 from graphsurgery.model_files.survey import LARGE_TENSOR_BYTES
 from graphsurgery.pass_base import Pass
 from graphsurgery.patterns.matcher import all_graphs, is_op
 from graphsurgery.patterns.site import Site
-from graphsurgery.rewrite import remove_dead
 from graphsurgery.site_report import SiteReport
 
 if TYPE_CHECKING:

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from graphsurgery.analysis.shapes import shapes_of
+from graphsurgery.editing.dead_nodes import remove_dead
 from graphsurgery.invariants import violations
 from graphsurgery.model_io import load, save
 from graphsurgery.patterns.matcher import is_sorted
-from graphsurgery.rewrite import PASS_KEY, SITE_KEY, Rewrite, remove_dead
+from graphsurgery.rewrite import PASS_KEY, SITE_KEY, Rewrite
 from graphsurgery.site_report import Boundary
 from tests.small_models import CHAIN, NESTED, graph_of, maker, node_of, op_types, parse, value_of
 

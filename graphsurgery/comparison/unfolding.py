@@ -220,7 +220,9 @@ class _Unfolder:
         return self._shared[name]
 
     def _store(self, name: str, tensor: ir.TensorProtocol) -> Stored:
-        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+        value = ir.Value(
+            name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor
+        )
         self._stored.append(value)
         return Stored(value)
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
+from graphsurgery.editing.dead_nodes import remove_dead
 from graphsurgery.names import Names
 from graphsurgery.patterns.matcher import all_graphs, subgraphs
-from graphsurgery.rewrite import remove_dead
 
 if TYPE_CHECKING:
     import numpy as np

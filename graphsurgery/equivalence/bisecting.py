@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from graphsurgery.errors import CannotCheckError, GraphSurgeryError, SaveError, UsageError
+from graphsurgery.errors import GraphSurgeryError, SaveError, UsageError
 from graphsurgery.model_io import load, stage
 from graphsurgery.pipeline import Pipeline, provenance
 
@@ -62,10 +62,7 @@ def bisect(reference: Path, specs: tuple[str, ...], verify: Callable[[Path], Ver
         verify: holds a file against the reference.
 
     Returns:
-        What came of each pass, the first that differs last.
-
-    Raises:
-        CannotCheckError: a pass cannot be run again.
+        What came of each pass, the first that differs, or that cannot be run again, last.
     """
     found: list[BisectedPass] = []
     for count in range(1, len(specs) + 1):
@@ -74,7 +71,8 @@ def bisect(reference: Path, specs: tuple[str, ...], verify: Callable[[Path], Ver
             model = load(reference)
             pipeline(model)
         except GraphSurgeryError as error:
-            raise CannotCheckError(f"Pass {specs[count - 1]} cannot be run again: {error}") from error
+            found.append(BisectedPass(specs[count - 1], "unchecked", f"it cannot be run again: {error}"))
+            break
         with contextlib.ExitStack() as stack:
             staged = stack.enter_context(_staged(model, reference))
             report = verify(staged.model_path)

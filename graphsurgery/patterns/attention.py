@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 
 from graphsurgery.analysis.bodies import bodies_of
 from graphsurgery.analysis.dims import is_nonnegative
+from graphsurgery.analysis.slices import runs_along, same_size
 from graphsurgery.patterns.attention_kinds import Origins
 from graphsurgery.patterns.attention_sites import AttentionSite, FusedAttention, Sink
+from graphsurgery.patterns.attention_spelled import is_softmax_by_hand, read_spelled
 from graphsurgery.patterns.key_value_sources import UnreadableError, broadcast_heads, find_source, regroups_heads
 from graphsurgery.patterns.mask_kinds import mask_kinds
 from graphsurgery.patterns.matcher import GraphIndex, is_op, readers
@@ -63,17 +65,28 @@ def find_attentions(
     for body in bodies_of(model, shapes):
         origins = Origins(body)
         known = index if body.function is None else GraphIndex(model, body.graph)
-        anchors = known.nodes("Softmax")
+        anchors = [
+            *known.nodes("Softmax"),
+            *(node for node in known.nodes("Div") if is_softmax_by_hand(node, body.view)),
+        ]
         for domain, operator in _FUSED:
             anchors = [*anchors, *known.nodes(operator, domain=domain)]
         for node in sorted(anchors, key=known.order.__getitem__):
             number = len(found)
-            site = (
-                _fused(node, number, body) if node.op_type != "Softmax" else _Reader(node, number, body, origins).read()
-            )
+            site = _read(node, number, body, origins)
             if site is not None:
                 found.append(site)
     return found
+
+
+def _read(node: ir.Node, number: int, body: Body, origins: Origins) -> AttentionSite | FusedAttention | Refusal | None:
+    """The attention that ``node`` is, or in which it ends the softmax."""
+    if node.op_type not in ("Softmax", "Div"):
+        return _fused(node, number, body)
+    site = _Reader(node, number, body, origins).read() if node.op_type == "Softmax" else None
+    if site is None or isinstance(site, Refusal):
+        return read_spelled(node, number, _layer(node, body), body) or site
+    return site
 
 
 def _layer(node: ir.Node, body: Body) -> int | None:
@@ -216,12 +229,18 @@ class _Reader:
         """
         if isinstance(total, int) or not is_nonnegative(total - length):
             return total
-        for value in _operands(scores, chain):
-            size = self._shapes.dim(value, -1)
-            if size is None or isinstance(size, int) or size == length:
-                continue
+        sizes = [self._shapes.dim(value, -1) for value in _operands(scores, chain)]
+        named = [size for size in sizes if size is not None and not isinstance(size, int) and size != length]
+        for size in named:
             if is_nonnegative(size - length):
                 return size
+        # A padding mask may count its columns by a name of its own; added to the scores they are as many as the keys.
+        for node in chain:
+            made = self._shapes.dim(node.outputs[0], -1)
+            if made is None or made == total or not same_size(made, total):
+                continue
+            if any(not runs_along(other, total) and same_size(other, made) for other in named):
+                return made
         return total
 
     def _query_by_heads(self, query: ir.Value) -> ir.Value:

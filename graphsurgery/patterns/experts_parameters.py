@@ -267,7 +267,7 @@ class _Unifier:
 
     def _values(self, copies: list[ir.Value]) -> Term:
         first = copies[0]
-        constants = [constant_of(item) for item in copies]
+        constants = [self._contents(item) for item in copies]
         known = [item for item in constants if item is not None]
         if len(known) == len(copies) and all(
             item.dtype == known[0].dtype and np.array_equal(item, known[0], equal_nan=item.dtype.kind == "f")
@@ -283,6 +283,15 @@ class _Unifier:
         if len(sizes) != len(shape) or (known and known[0].dtype.kind == "i" and known[0].size < 3):
             raise UnreadableError(f"the experts do not all do the same: {first.name!r} and {copies[1].name!r} differ")
         return Stack(tuple(copies), False, sizes, len(copies))
+
+    def _contents(self, value: ir.Value) -> np.ndarray | None:
+        """What ``value`` holds: a constant, or integers that nodes compute from shapes (the bounds of a cut)."""
+        stored = constant_of(value)
+        contents = self._shapes.shape_value(value) if stored is None and value.producer() is not None else None
+        if contents is None or not all(isinstance(item, int) for item in contents.items):
+            return stored
+        numbers = np.array([int(item) for item in contents.items if isinstance(item, int)], dtype=np.int64)
+        return numbers.reshape(()) if self._shapes.rank(value) == 0 else numbers
 
 
 def _experts(whole: Term) -> int:

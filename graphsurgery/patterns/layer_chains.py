@@ -132,13 +132,14 @@ def _segments(
     mixers: Collection[ir.Node],
 ) -> tuple[int, list[Segment]]:
     """The layers that show when edges longer than ``leap`` are left out, and how many nodes repeated ones hold."""
-    path = _path(flow, source, cone, sink, leap)
+    spans = _Spans(flow, cone, leap)
+    path = _path(flow, source, cone, sink, spans)
     position = {node: number for number, node in enumerate(path)}
     furthest = [0] * len(path)
     for node, own in position.items():
         for value in flow.slots[node]:
             producer = value.producer() if value is not None else None
-            if producer in position and cone[node] - cone[producer] <= leap:
+            if producer in position and spans.is_short(value, node):
                 furthest[position[producer]] = max(furthest[position[producer]], own)
     # The source is the first cut.
     cuts: list[int] = [-1]
@@ -166,13 +167,35 @@ def _segments(
     return covered, found
 
 
-def _path(flow: Flow, source: ir.Value, cone: Mapping[ir.Node, int], sink: ir.Node, leap: int) -> list[ir.Node]:
-    """The nodes between ``source`` and ``sink``, by edges no longer than ``leap``, in order."""
+class _Spans:
+    """Which edges count: those no longer than ``leap``, and of values that leap further only the first few."""
+
+    def __init__(self, flow: Flow, cone: Mapping[ir.Node, int], leap: int) -> None:
+        self._cone = cone
+        self._leap = leap
+        self._far: set[ir.Value] = set()
+        for node, depth in cone.items():
+            for value in flow.slots[node]:
+                producer = value.producer() if value is not None else None
+                if value is not None and producer is not None and depth - cone.get(producer, depth) > leap:
+                    self._far.add(value)
+
+    def is_short(self, value: ir.Value | None, node: ir.Node) -> bool:
+        """Whether the edge from ``value``, which a node of the cone makes, to ``node`` counts."""
+        producer = value.producer() if value is not None else None
+        if value is None or producer is None or producer not in self._cone:
+            return False
+        span = self._cone[node] - self._cone[producer]
+        return span <= (self._leap // 3 if value in self._far else self._leap)
+
+
+def _path(flow: Flow, source: ir.Value, cone: Mapping[ir.Node, int], sink: ir.Node, spans: _Spans) -> list[ir.Node]:
+    """The nodes between ``source`` and ``sink``, by edges that count, in order."""
     ahead: set[ir.Node] = set()
     for node in cone:
         for value in flow.slots[node]:
             producer = value.producer() if value is not None else None
-            if value is source or (producer in ahead and cone[node] - cone[producer] <= leap):
+            if value is source or (producer in ahead and spans.is_short(value, node)):
                 ahead.add(node)
                 break
     if sink not in ahead:
@@ -183,7 +206,7 @@ def _path(flow: Flow, source: ir.Value, cone: Mapping[ir.Node, int], sink: ir.No
         node = pending.pop()
         for value in flow.slots[node]:
             producer = value.producer() if value is not None else None
-            if producer in ahead and producer not in behind and cone[node] - cone[producer] <= leap:
+            if producer in ahead and producer not in behind and spans.is_short(value, node):
                 behind.add(producer)
                 pending.append(producer)
     return [node for node in cone if node in behind]

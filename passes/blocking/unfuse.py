@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from graphsurgery.passes.blocking.operator_writer import FLOATS, OperatorWriter
+from graphsurgery.passes.blocking.respell import Respeller
 from graphsurgery.passes.blocking.unfuse_heads import HeadsWriter, PackedWriter, why_not_heads, why_not_packed
+from graphsurgery.patterns.attention_spelled import SpelledAttention
 
 if TYPE_CHECKING:
     from graphsurgery.analysis.dims import Dim
@@ -28,6 +30,9 @@ _BOOL = ir.DataType.BOOL
 
 def why_not_unfused(site: FusedAttention) -> str | None:
     """Why the operator of ``site`` cannot be written out; None where it can."""
+    if isinstance(site, SpelledAttention):
+        known = site.body.view.dtype(site.query) in FLOATS
+        return None if known else f"the type of {site.query.name!r} is not known or not a float"
     if site.operator == "MultiHeadAttention":
         return why_not_heads(site)
     if site.operator == "com.microsoft Attention":
@@ -65,6 +70,8 @@ def unfuse(rewrite: Rewrite, site: FusedAttention) -> ir.Node:
     Returns:
         The value product, by which the attention is found again.
     """
+    if isinstance(site, SpelledAttention):
+        return Respeller(rewrite, site).write()
     if site.operator == "MultiHeadAttention":
         return HeadsWriter(rewrite, site).write()
     if site.operator == "com.microsoft Attention":

@@ -104,12 +104,21 @@ class _Grouped:
         for item in step.operands:
             if self.program.is_row(item):
                 self._by_expert(item)
+        read = [(item, self.parts[item]) for item in self._read(number) if item in self.parts]
         results = []
         for expert, writer in enumerate(self.experts):
-            rows = {kind: self.parts[kind][expert] for kind in RowInput if kind in self.parts}
-            done = {item.step: values[expert] for item, values in self.parts.items() if isinstance(item, StepOutput)}
+            rows = {item: values[expert] for item, values in read if isinstance(item, RowInput)}
+            done = {item.step: values[expert] for item, values in read if isinstance(item, StepOutput)}
             results.append(writer.step(number, rows, done))
         self.parts[StepOutput(number)] = results
+
+    def _read(self, number: int) -> list[Operand]:
+        """What a step reads, with what is behind a transposition that its product makes itself."""
+        operands = list(self.program.steps[number].operands)
+        for item in self.program.steps[number].operands:
+            if isinstance(item, StepOutput) and self.experts[0].transposed_by_product(item.step):
+                operands += self.program.steps[item.step].operands
+        return operands
 
     def _all(self, number: int) -> None:
         """One node for all rows."""

@@ -13,6 +13,8 @@ import onnx_ir as ir
 from graphsurgery.patterns.expert_sites import ROUTE_WEIGHT, ExpertStep, ExpertTensor, RowInput, StepOutput
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.patterns.expert_sites import ExpertSite, Operand
 
@@ -94,6 +96,29 @@ class Program:
         if kind in _ELEMENTWISE:
             return None if None in ranks else max(rank for rank in ranks if rank is not None)
         return ranks[0]
+
+    def dtype(self, number: int, rows: Mapping[RowInput, ir.DataType | None]) -> ir.DataType | None:
+        """The element type that step ``number`` gives; None where it is not known.
+
+        Args:
+            number: which step.
+            rows: the types of what rows start from.
+        """
+        step = self.steps[number]
+        known = self.shapes.dtype(step.node.outputs[step.output])
+        if known is not None or step.node.graph is not None:
+            return known
+        # A product that stands for a part of the exporter's node: it has the type of its operands.
+        for item in step.operands:
+            if isinstance(item, StepOutput):
+                known = self.dtype(item.step, rows)
+            elif isinstance(item, RowInput):
+                known = rows[item]
+            elif item is not None:
+                known = self.shapes.dtype(item.values[0] if isinstance(item, ExpertTensor) else item)
+            if known is not None:
+                return known
+        return None
 
     def vector(self, number: int) -> ExpertTensor | None:
         """The parameter of an element-wise step that is one row or number for each expert; None for other steps.

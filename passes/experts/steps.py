@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     import onnx_ir as ir
 
+    from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.passes.experts.program import Program
     from graphsurgery.patterns.expert_sites import Operand
     from graphsurgery.rewrite import Rewrite
@@ -55,7 +56,7 @@ def why_not_replayed(program: Program) -> str | None:
     """The first step that cannot be replayed at all, in words; None where all can."""
     for step in program.steps:
         node = step.node
-        if step.axes and node.op_type in _AXES and not node.domain and _named_axes(step) is None:
+        if step.axes and node.op_type in _AXES and not node.domain and _named_axes(step, program.shapes) is None:
             return f"the axes of node {node.name!r} ({node.op_type}) are not known"
         if step.per_row and node.op_type.startswith("Reduce") and not _keeps(node):
             return f"node {node.name!r} ({node.op_type}) takes the last axis of its rows away"
@@ -150,7 +151,7 @@ class StepWriter:
         if self.lead and kind == "DequantizeLinear" and not _integer(step.node, "block_size"):
             return self._dequantised(step, values, name)
         overrides = self._overrides(step)
-        values = self._axes_operand(step, values)
+        values = self._axes_operand(step, self._known_bounds(step, values))
         key = (step.node, tuple(values))
         if key not in self._replayed:
             dtypes = [self.program.shapes.dtype(output) for output in step.node.outputs]
@@ -304,6 +305,19 @@ class StepWriter:
             return {"axes": list(step.axes)}
         return {}
 
+    def _known_bounds(self, step: ExpertStep, values: list[ir.Value | None]) -> list[ir.Value | None]:
+        """Bounds that the exporter reckons from the shape of what is cut, as the numbers that they are.
+
+        Read as they are written they would keep the exporter's own rows alive, for the sake of their shape.
+        """
+        if step.node.domain or step.node.op_type not in ("Slice", "Split"):
+            return values
+        known = [values[0]]
+        for item, value in zip(step.operands[1:], values[1:], strict=True):
+            numbers = None if value is None or value is not item else _reckoned(value, self.program.shapes)
+            known.append(value if numbers is None else self.rewrite.constant(numbers, "bounds"))
+        return known
+
     def _axes_operand(self, step: ExpertStep, values: list[ir.Value | None]) -> list[ir.Value | None]:
         """Operands with the axes counted from the end, where they are an operand."""
         node, kind = step.node, step.node.op_type
@@ -315,19 +329,30 @@ class StepWriter:
         return padded
 
 
-def _named_axes(step: ExpertStep) -> int | None:
+def _named_axes(step: ExpertStep, shapes: ShapeView) -> int | None:
     """How many axes the node names; None where it is not known or not what the step says."""
     node = step.node
     if "axes" in node.attributes:
         count = len(node.attributes["axes"].as_ints())
     elif node.op_type == "Slice":
-        starts = constant_of(node.inputs[1])
-        if starts is None:
+        sizes = None if node.inputs[1] is None else shapes.shape(node.inputs[1])
+        if not sizes or not isinstance(sizes[0], int):
             return None
-        count = int(starts.size)
+        count = sizes[0]
     else:
         return len(step.axes)
     return count if count == len(step.axes) else None
+
+
+def _reckoned(value: ir.Value, shapes: ShapeView) -> list[int] | None:
+    """The integers of a vector that nodes compute from shapes; None for a constant, and where they are not known."""
+    if constant_of(value) is not None or shapes.rank(value) != 1:
+        return None
+    contents = shapes.shape_value(value)
+    if contents is None:
+        return None
+    numbers = [item for item in contents.items if isinstance(item, int)]
+    return numbers if len(numbers) == len(contents.items) else None
 
 
 def _keeps(node: ir.Node) -> bool:

@@ -72,7 +72,7 @@ EXPECTED: dict[str, tuple[int, list[tuple[Any, ...]]]] = {
     "qwen3_moe_grouped_external/model.onnx": (52, [("Qwen3MoeDecoderLayer", (0, 1, 2), 199, 23, 25, 12, 3)]),
     "qwen3_moe_matmulnbits/model.onnx": (52, [("Qwen3MoeDecoderLayer", (0, 1, 2), 199, 23, 29, 16, 3)]),
     "qwen3_vl_moe/decode.onnx": (121, [("Qwen3VLMoeTextDecoderLayer", (0, 1, 2), 167, 23, 25, 12, 3)]),
-    "qwen3_vl_moe/language_model.onnx": (161, [("Qwen3VLMoeTextDecoderLayer", (0, 1, 2), 159, 23, 24, 12, 3)]),
+    "qwen3_vl_moe/language_model.onnx": (143, [("Qwen3VLMoeTextDecoderLayer", (0, 1, 2), 165, 23, 23, 12, 3)]),
     "qwen3_vl_moe/lm_head.onnx": (1, []),
 }
 
@@ -101,7 +101,7 @@ def test_functions_and_outputs(path: str) -> None:
             continue
         detail = site.detail
         assert isinstance(detail["layers"], list)
-        counts = [detail[key] for key in ("nodes", "constants", "parameters", "weights", "outputs")]
+        counts: list[Any] = [detail[key] for key in ("nodes", "constants", "parameters", "weights", "outputs")]
         found.append((site.id.removeprefix("layers:"), tuple(detail["layers"]), *counts))
         function = next(item for item in model.functions.values() if item.name == site.id.removeprefix("layers:"))
         assert detail["function"] == f"graphsurgery::{function.name}"
@@ -153,6 +153,7 @@ def test_two_runs_give_one_file(path: str) -> None:
     assert one == other
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", sorted({*EXPECTED} - {"qwen3_vl_moe/lm_head.onnx", "genai_gptoss/model.onnx"}))
 def test_names_decide_nothing(path: str) -> None:
     """Without scopes, and with names that tell nothing, the same layers are found."""

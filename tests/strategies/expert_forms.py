@@ -29,7 +29,8 @@ class Spec:
         scaled: the weights are scaled by a constant.
         expert_scale: the weights are scaled by a number of each expert.
         activation: what is done between the projections.
-        gate: where the gate is: half of one projection, its even columns, one of its own, nowhere.
+        gate: where the gate is: half of one projection (``split``, ``slices``, ``chunks``), its even columns, one of its
+            own, nowhere.
         bias: projections have biases.
         norm: each expert has a norm of its own.
         weighted: where the route weight multiplies.
@@ -177,6 +178,12 @@ class Graph:
         if self.spec.gate == "slices":
             first = self.op("Slice", value, self.ints([0]), self.ints([inner]), axis)
             return first, self.op("Slice", value, self.ints([inner]), self.ints([2**63 - 1]), axis, self.ints([1]))
+        if self.spec.gate == "chunks":
+            # What the TorchScript exporter makes of chunk(2): bounds reckoned from the shape of what is cut.
+            size = self.op("Gather", self.op("Shape", value), self.ints([-1]), axis=0)
+            half = self.op("Div", self.op("Add", size, self.ints([1])), self.ints([2]))
+            middle, end = self.op("Mul", half, self.ints([1])), self.op("Mul", half, self.ints([2]))
+            return self.op("Slice", value, self.ints([0]), middle, axis), self.op("Slice", value, middle, end, axis)
         ends = self.ints([2**63 - 1])
         return (
             self.op("Slice", value, self.ints([0]), ends, axis, self.ints([2])),

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from graphsurgery.equivalence.regions.sides import bodies, has_bodies, reads
+from graphsurgery.rewrite import CHANGED_KEY, PASS_KEY
 from graphsurgery.weights import WEIGHT_KEY, parse_record, record_of, simplify
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Callable, Hashable, Iterator, Mapping
 
     from graphsurgery.contracts import RowSelection
     from graphsurgery.equivalence.pairing import Pair
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Matching", "Obligation", "content_key", "match", "node_form", "weight_record"]
 
 _HASHED_BYTES = 64
+_SCALARS = 8
+"""Float constants of no more elements are settings, which layers have in common."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +35,14 @@ class Obligation:
         rewritten: in the rewritten model.
         reader: the node of the rewritten model that reads it, or the output that it is.
         contracts: which rows of the reference the rewritten value holds.
+        supposed: whether the reader is taken for a node of the reference for the weights that it reads, not its name.
     """
 
     reference: ir.Value
     rewritten: ir.Value
     reader: str
     contracts: tuple[RowSelection, ...] = ()
+    supposed: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,14 +178,14 @@ class _Matcher:
             self._assign(self._ours, node, self._outputs(node, self._ours))
         for value, number in self._ours.items():
             self._values.setdefault(number, value)
-        by_name = {node.name: node for node in reference.nodes if node.name}
-        by_output = {value.name: node for node in reference.nodes for value in node.outputs if value.name}
+        twins = _Twins(reference, rewritten, self._form_of, self._ours)
         for node in rewritten.nodes:
             numbers = self._outputs(node, self._theirs)
             if not all(number in self._values for number in numbers):
-                twin = by_name.get(node.name or "") or by_output.get(node.outputs[0].name or "")
-                if twin is not None and self._adopt(node, twin):
-                    numbers = [self._ours[value] for value in twin.outputs]
+                for twin, supposed in twins.of(node, self._theirs):
+                    if self._adopt(node, twin, supposed=supposed):
+                        numbers = [self._ours[value] for value in twin.outputs]
+                        break
             self._assign(self._theirs, node, numbers)
         self._owe_outputs(pairs)
         return Matching(self._ours, self._theirs, self._values, tuple(self._obligations))
@@ -219,7 +224,7 @@ class _Matcher:
     def _assign(table: dict[ir.Value, int], node: ir.Node, numbers: list[int]) -> None:
         table.update(zip(node.outputs, numbers, strict=True))
 
-    def _adopt(self, node: ir.Node, twin: ir.Node) -> bool:
+    def _adopt(self, node: ir.Node, twin: ir.Node, *, supposed: bool) -> bool:
         """Take ``node`` for ``twin``: what they read differently has to be equal. Whether that can be."""
         if self._form_of(node) != self._form_of(twin):
             return False
@@ -234,7 +239,7 @@ class _Matcher:
         if not all(self._comparable(ours, theirs) for theirs, ours in differing):
             return False
         for theirs, ours in differing:
-            self._owe(Obligation(ours, theirs, node.name or node.outputs[0].name or ""))
+            self._owe(Obligation(ours, theirs, node.name or node.outputs[0].name or "", supposed=supposed))
         return True
 
     def _comparable(self, ours: ir.Value, theirs: ir.Value) -> bool:
@@ -271,6 +276,57 @@ class _Matcher:
             one, other = ours[pair.reference], theirs[pair.rewritten]
             if pair.contracts or self._ours.get(one, -1) != self._theirs.get(other, -2):
                 self._owe(Obligation(one, other, f"output {pair.rewritten}", pair.contracts))
+
+
+class _Twins:
+    """Which node of the reference a node of the rewritten model may be: of its name, else on the same weights."""
+
+    def __init__(
+        self, reference: Side, rewritten: Side, form: Callable[[ir.Node], int], numbers: Mapping[ir.Value, int]
+    ) -> None:
+        self._rewritten, self._form = rewritten, form
+        self._names = {node.name: node for node in reference.nodes if node.name and node in reference.named}
+        unnamed = [node for node in reference.nodes if not node.name and node in reference.named]
+        self._made = {value.name: node for node in unnamed for value in node.outputs if value.name}
+        self._fixed = rewritten.fixed()
+        self._anchored: dict[Hashable, ir.Node | None] = {}
+        fixed = reference.fixed()
+        for node in reference.nodes:
+            key = self._anchor(node, numbers, fixed)
+            if key is not None:
+                # Two nodes on the same weights tell nothing of which is which.
+                self._anchored[key] = None if key in self._anchored else node
+
+    def _anchor(self, node: ir.Node, numbers: Mapping[ir.Value, int], fixed: frozenset[ir.Value]) -> Hashable:
+        read = reads(node)
+        held = [value for value in read if value in fixed]
+        if len(held) == len(read) or not any(_is_weight(value) for value in held):
+            return None
+        return (self._form(node), tuple(numbers.get(value, -1) if value in fixed else None for value in read))
+
+    def of(self, node: ir.Node, numbers: Mapping[ir.Value, int]) -> Iterator[tuple[ir.Node, bool]]:
+        """Candidates, the likeliest first, and whether they are supposed for their weights only."""
+        if CHANGED_KEY in node.metadata_props:
+            return
+        if node in self._rewritten.named:
+            named = self._names.get(node.name) if node.name else self._made.get(node.outputs[0].name or "")
+            if named is not None:
+                yield named, False
+        if PASS_KEY in node.metadata_props:
+            # What a pass inserts is what no node of the reference is.
+            return
+        key = self._anchor(node, numbers, self._fixed)
+        anchored = self._anchored.get(key) if key is not None else None
+        if anchored is not None:
+            yield anchored, True
+
+
+def _is_weight(value: ir.Value) -> bool:
+    """Whether a fixed value tells one layer from another: computed ones are made of weights mostly."""
+    tensor = value.const_value
+    if tensor is None or value.producer() is not None:
+        return value.producer() is not None and value.producer().op_type != "Constant"  # type: ignore[union-attr]
+    return tensor.dtype.is_floating_point() and tensor.size > _SCALARS
 
 
 def _weight_key(name: str, tensor: ir.TensorProtocol, twin: ir.Value | None) -> Hashable:

@@ -14,6 +14,7 @@ from graphsurgery.equivalence.roles import Role
 from graphsurgery.model_io import load
 from graphsurgery.patterns.matcher import is_sorted
 from graphsurgery.registry import make_pass
+from graphsurgery.rewrite import PASS_KEY, SITE_KEY
 from graphsurgery.weight_spec import read_weights
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Side:
         path: its file.
         model: the model.
         nodes: nodes of the main graph, in order of execution.
+        named: those whose names are in the file, where nodes of the other model may have them too.
         inputs: name of each graph input to the name under which it is fed.
     """
 
@@ -57,12 +59,20 @@ class Side:
         self.model = load(path)
         if read_weights(self.model):
             make_pass("weights-from-inputs")(self.model)
+        own = set(self.model.graph)
         if self.model.functions:
+            calls = {_origin(node) for node in own if node.op_identifier() in self.model.functions}
             InlinePass()(self.model)
+            for node in self.model.graph.all_nodes():
+                # What a call says of itself is handed on to all that it stood for, which says nothing of these.
+                if node not in own and _origin(node) in calls:
+                    node.metadata_props.pop(PASS_KEY, None)
         if not is_sorted(self.model.graph):
             self.model.graph.sort()
         self.shapes = shapes_of(self.model)
         self.nodes = list(self.model.graph)
+        # Names in function bodies are made unique by numbers, which say nothing.
+        self.named = frozenset(node for node in self.nodes if node in own)
         self.inputs = {
             value.name or "": renamed.get(value.name or "", value.name or "")
             for value in self.model.graph.inputs
@@ -129,6 +139,14 @@ class Side:
         """Whether ``value`` is known to hold floating-point numbers."""
         return self.dtype(value) in _FLOATS
 
+    def fixed(self) -> frozenset[ir.Value]:
+        """Values that no input has a part in: weights, constants, and what is computed from them alone."""
+        found = {value for value in self.model.graph.initializers.values() if not value.is_graph_input()}
+        for node in self.nodes:
+            if all(value in found for value in reads(node)):
+                found.update(node.outputs)
+        return frozenset(found)
+
     def activations(self, signature: Signature) -> frozenset[ir.Value]:
         """Values that depend on weights or on float inputs other than masks: masks, positions and shapes do not."""
         masks = {spec.name for spec in signature.inputs if spec.role in _MASKS}
@@ -144,6 +162,10 @@ class Side:
             if node.op_type not in ("Shape", "Size") and any(value in found for value in reads(node)):
                 found.update(node.outputs)
         return frozenset(found)
+
+
+def _origin(node: ir.Node) -> tuple[str | None, str | None]:
+    return node.metadata_props.get(PASS_KEY), node.metadata_props.get(SITE_KEY)
 
 
 def reads(node: ir.Node) -> tuple[ir.Value, ...]:

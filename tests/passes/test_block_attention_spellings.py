@@ -1,0 +1,185 @@
+"""block-attention on spellings that no committed export has, each written out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from graphsurgery.invariants import violations
+from graphsurgery.pipeline import Pipeline
+from tests.oracle import run, session
+from tests.small_models import parse
+
+SPECS = (
+    "block-attention{q_block_size=2,kv_block_size=3,skip=none,min_rows=0}",
+    "block-attention{q_blocks=2,head_blocks=2}",
+)
+
+HEADER = """<ir_version: 9, opset_import: ["" : 17]>"""
+
+# A bias over the columns of the padding mask, which has a name of its own for T, beside a mask of P + S columns.
+ALIBI = f"""{HEADER}
+alibi (float[B,4,S,8] q, float[B,4,P,8] past, float[B,4,S,8] new, int64[B,T] mask) => (float[B,4,S,8] y)
+<int64[1] one = {{1}}, int64[1] two = {{2}}, int64[2] heads = {{1, 2}}, int64 zero = {{0}}, int64 step = {{1}},
+ float scale = {{0.35}}, float low = {{-1e9}}, float[1,4,1,1] slopes = {{0.25, 0.0625, 0.5, 0.125}}>
+{{
+    k = Concat <axis = 2> (past, new)
+    kt = Transpose <perm = [0, 1, 3, 2]> (k)
+    total = Shape <start = 2, end = 3> (k)
+    rows = Shape <start = 2, end = 3> (q)
+    total_0 = Squeeze (total)
+    rows_0 = Squeeze (rows)
+    before = Sub (total_0, rows_0)
+    own = Range (zero, rows_0, step)
+    place = Add (own, before)
+    place_2 = Unsqueeze (place, one)
+    columns = Range (zero, total_0, step)
+    late = Greater (columns, place_2)
+    padded = Cast <to = 9> (mask)
+    absent = Not (padded)
+    absent_4 = Unsqueeze (absent, heads)
+    hidden = Or (late, absent_4)
+    spread = CumSum (mask, step)
+    position = Unsqueeze (spread, heads)
+    distance = Cast <to = 1> (position)
+    bias = Mul (slopes, distance)
+    raw = MatMul (q, kt)
+    scaled = Mul (raw, scale)
+    biased = Add (scaled, bias)
+    masked = Where (hidden, low, biased)
+    p = Softmax <axis = -1> (masked)
+    y = MatMul (p, k)
+}}"""
+
+
+def feeds_of(batch: int, length: int, past: int, heads: int = 4, groups: int = 4) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(length)
+    mask = np.ones((batch, past + length), dtype=np.int64)
+    mask[-1, :2] = 0
+    shapes = {"q": (heads, length), "past": (groups, past), "new": (groups, length)}
+    feeds = {name: rng.normal(size=(batch, *sizes, 8)).astype(np.float32) for name, sizes in shapes.items()}
+    return feeds | {"mask": mask}
+
+
+def hold(text: str, spec: str, groups: int = 4) -> None:
+    """Every attention is rewritten, once, and the model gives what it gave."""
+    model, before = parse(text), session(parse(text))
+    sites = Pipeline([spec])(model).passes[0].sites
+    assert [site.status for site in sites] == ["rewritten"], [site.reason for site in sites]
+    assert not violations(model)
+    after = session(model)
+    for batch, length, past in ((2, 5, 4), (1, 1, 3), (2, 4, 0)):
+        feeds = feeds_of(batch, length, past, groups=groups)
+        wanted, found = run(before, feeds), run(after, feeds)
+        for name, reference in wanted.items():
+            assert found[name].shape == reference.shape
+            np.testing.assert_allclose(found[name], reference, rtol=0, atol=1e-5 * max(1.0, np.abs(reference).max()))
+    assert not Pipeline([spec])(model).passes[0].changed
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_bias_over_columns_of_another_name(spec: str) -> None:
+    hold(ALIBI, spec)
+
+
+# Grouped queries: [B,G,T,D] keys for [B,S,G,R,D] queries, as Einsum; a mask of five axes and a bias of every head.
+GROUPED_EINSUM = f"""{HEADER}
+grouped (float[B,4,S,8] q, float[B,2,P,8] past, float[B,2,S,8] new, int64[B,T] mask) => (float[B,S,2,2,8] y)
+<int64[3] heads = {{1, 2, 3}}, int64[5] grouped = {{0, 0, 2, 2, 8}}, float low = {{-1e9}}, float scale = {{0.35}},
+ float[1,2,2,1,1] bias = {{0.25, 0.0625, 0.5, 0.125}}, float[1,2,2,1,1] spread = {{1.0, 1.5, 0.5, 2.0}}>
+{{
+    k = Concat <axis = 2> (past, new)
+    rows = Transpose <perm = [0, 2, 1, 3]> (q)
+    q5 = Reshape (rows, grouped)
+    raw = Einsum <equation = "bskgd, bktd -> bkgst"> (q5, k)
+    scaled = Mul (raw, scale)
+    tilted = Mul (scaled, spread)
+    biased = Add (tilted, bias)
+    kept = Cast <to = 9> (mask)
+    absent = Not (kept)
+    hidden = Unsqueeze (absent, heads)
+    masked = Where (hidden, low, biased)
+    p = Softmax <axis = -1> (masked)
+    y = Einsum <equation = "bkgst,bktd->bskgd"> (p, k)
+}}"""
+
+# The same on five axes by MatMul: keys with an axis of one where the queries of a group are.
+GROUPED_PRODUCTS = f"""{HEADER}
+grouped (float[B,4,S,8] q, float[B,2,P,8] past, float[B,2,S,8] new, int64[B,T] mask) => (float[B,2,2,S,8] y)
+<int64[1] two = {{2}}, int64[4] heads = {{1, 2, 3, 4}}, float low = {{-1e9}}, float scale = {{0.35}},
+ int64[5] grouped = {{0, 2, 2, -1, 8}}, int64[3] more = {{1, 2, 3}}>
+{{
+    k = Concat <axis = 2> (past, new)
+    q5 = Reshape (q, grouped)
+    k5 = Unsqueeze (k, two)
+    kt = Transpose <perm = [0, 1, 2, 4, 3]> (k5)
+    raw = MatMul (q5, kt)
+    scaled = Mul (raw, scale)
+    kept = Cast <to = 9> (mask)
+    absent = Not (kept)
+    hidden = Unsqueeze (absent, more)
+    masked = Where (hidden, low, scaled)
+    p = Softmax <axis = -1> (masked)
+    y = MatMul (p, k5)
+}}"""
+
+# Operands in other orders, the heads last, and a softmax by hand.
+BY_HAND = f"""{HEADER}
+by_hand (float[B,4,S,8] q, float[B,4,P,8] past, float[B,4,S,8] new, int64[B,T] mask) => (float[B,S,4,8] y)
+<int64[2] heads = {{1, 2}}, float low = {{-1e9}}, float scale = {{0.35}}, int64[1] last = {{-1}}>
+{{
+    k = Concat <axis = 2> (past, new)
+    raw = Einsum <equation = "xhjd,xhid->xhij"> (k, q)
+    scaled = Mul (raw, scale)
+    kept = Cast <to = 9> (mask)
+    absent = Not (kept)
+    hidden = Unsqueeze (absent, heads)
+    masked = Where (hidden, low, scaled)
+    top = ReduceMax <axes = [-1], keepdims = 1> (masked)
+    below = Sub (masked, top)
+    power = Exp (below)
+    total = ReduceSum <keepdims = 1> (power, last)
+    p = Div (power, total)
+    y = Einsum <equation = "bhij,bhjd->bihd"> (p, k)
+}}"""
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(
+    ("text", "groups"), [(GROUPED_EINSUM, 2), (GROUPED_PRODUCTS, 2), (BY_HAND, 4)], ids=["einsum", "products", "hand"]
+)
+def test_spellings_of_their_own_are_written_out(text: str, groups: int, spec: str) -> None:
+    hold(text, spec, groups)
+
+
+@pytest.mark.parametrize("text", [GROUPED_EINSUM, BY_HAND])
+def test_nothing_of_the_old_spelling_is_left(text: str) -> None:
+    model = parse(text)
+    Pipeline([SPECS[0]])(model)
+    left = {node.op_type for node in model.graph.all_nodes()}
+    assert not left & {"Einsum", "Exp", "ReduceMax"} - {"Exp", "ReduceMax"}
+
+
+def test_without_blocks_the_spelling_stays() -> None:
+    model = parse(GROUPED_EINSUM)
+    (site,) = Pipeline(["block-attention"])(model).passes[0].sites
+    assert site.status == "refused"
+    assert site.reason == "the attention of node '' is read as it is spelled, and no blocks are asked for"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"bskgd, bktd -> bkgst"', '"bskgd,bksd->bkgs"'),  # no axis of keys
+        ("axis = -1> (masked)", "axis = -2> (masked)"),  # over the rows
+        ("tilted = Mul (scaled, spread)", "tilted = Mul (scaled, raw)"),  # scores twice: still one product
+    ],
+)
+def test_what_is_no_attention_stays(old: str, new: str) -> None:
+    text = GROUPED_EINSUM.replace(old, new)
+    model = parse(text)
+    sites = Pipeline([SPECS[0]])(model).passes[0].sites
+    if "raw)" in new:
+        hold(text, SPECS[0], 2)
+    else:
+        assert not [site for site in sites if site.status == "rewritten"]

@@ -1,0 +1,49 @@
+"""Stacks of layers: how words of regions are split, and what is refused with which reason."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+
+from graphsurgery.analysis.shapes import shapes_of
+from graphsurgery.patterns.layer_words import Letter, split_word
+from graphsurgery.patterns.layers import LayerKind, find_layers
+from graphsurgery.patterns.site import Refusal
+from tests.strategies.layers import Layers, build
+
+
+def letters(word: str) -> list[Letter]:
+    """Capitals mix positions; small letters are products, dots norms or casts."""
+    return [Letter(kind, kind.isupper(), kind != ".", 1 if kind == "." else 10) for kind in word]
+
+
+@pytest.mark.parametrize(
+    ("word", "parts"),
+    [
+        ("AmAmAmnh", ["Am", "Am", "Am"]),
+        ("AdAeAe", ["Ad", "Ae", "Ae"]),
+        ("AXmAXmh", ["AXm", "AXm"]),
+        ("A.X.m.A.X.m.h", ["A.X.m.", "A.X.m."]),
+        ("LeLeLeFeLeLeLeFe", ["Le", "Le", "Le", "Fe"] * 2),
+        ("CAmAmh", ["Am", "Am"]),
+        ("mmm", []),
+    ],
+)
+def test_words(word: str, parts: list[str]) -> None:
+    found = split_word(letters(word), mixing=True)
+    assert [word[factor.start : factor.end] for factor in found] == parts
+
+
+def test_what_is_like_no_other_is_refused_with_the_reason() -> None:
+    model = ir.from_proto(build(Layers(layers=(("softmax", "dense"), ("softmax", "dense"), ("softcap", "dense")))))
+    kind, refusal = find_layers(model, shapes_of(model))
+    assert isinstance(kind, LayerKind)
+    assert kind.numbers == (0, 1)
+    assert isinstance(refusal, Refusal)
+    assert refusal.layer == 2
+    assert refusal.reason.startswith("layer 2 is like no other (min_repeats=2)")
+
+
+def test_experts_are_not_taken_for_layers() -> None:
+    model = ir.from_proto(build(Layers(layers=(("softmax", "experts"),))))
+    assert not [site for site in find_layers(model, shapes_of(model)) if isinstance(site, LayerKind)]

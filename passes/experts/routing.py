@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.passes.experts.program import Program
-    from graphsurgery.patterns.expert_sites import ExpertSite, RowInput
+    from graphsurgery.patterns.expert_sites import ExpertSite
     from graphsurgery.rewrite import Rewrite
 
 __all__ = ["BlockSource", "Sorted", "reduce_sum"]

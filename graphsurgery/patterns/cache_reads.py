@@ -362,9 +362,7 @@ class _Finder:
         for cache in written.caches:
             name = cache.output.name
             if written.same_layout and cache.axis is not None and axis != cache.axis:
-                raise _NotBoundedError(
-                    f"its columns are axis {axis} of {value.name!r}, whose slots are axis {cache.axis}"
-                )
+                raise _NotBoundedError(f"its columns are axis {axis} of {value.name!r}, whose slots are axis {cache.axis}")
             size, slots = root.view.dim(value, axis), self._main.dim(cache.output, cache.axis or 0)
             if isinstance(size, int) and isinstance(slots, int) and size != slots:
                 raise _NotBoundedError(f"its columns are not the slots of {name!r}")

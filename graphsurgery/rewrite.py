@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     from graphsurgery.analysis.bodies import Body
     from graphsurgery.weights import Part
 
-__all__ = ["PASS_KEY", "SITE_KEY", "Rewrite"]
+__all__ = ["CHANGED_KEY", "PASS_KEY", "SITE_KEY", "Rewrite"]
 
 PASS_KEY = "graphsurgery.pass"
 SITE_KEY = "graphsurgery.site"
+CHANGED_KEY = "graphsurgery.changed"
+"""Metadata of a node that was kept and no longer gives what it gave: the pass that changed what it computes on."""
 
 _WEIGHTS_KEY = "graphsurgery.made_weights"
 
@@ -487,6 +489,10 @@ class Rewrite:
     def _tag(self, node: ir.Node) -> None:
         node.metadata_props[PASS_KEY] = self._pass_name
         node.metadata_props[SITE_KEY] = self._site_id
+
+    def mark_changed(self, node: ir.Node) -> None:
+        """``node`` stays, and will no longer give what it gave before, beyond what shapes tell."""
+        node.metadata_props[CHANGED_KEY] = self._pass_name
 
     # ---- edges ----------------------------------------------------------------------------------------------------
 

@@ -168,7 +168,7 @@ class BlockAttention(Pass):
             return site
         return Refusal(id=site.id, kinds=site.kinds, layer=site.layer, reason=reason)
 
-    def _why_not(self, site: AttentionSite) -> str | None:
+    def why_not(self, site: AttentionSite) -> str | None:
         """Why the attention cannot be divided; None where it can."""
         opset, view = site.body.opset, site.body.view
         site_rank = view.shape(site.product.outputs[0]) or ()

@@ -13,6 +13,7 @@ from graphsurgery.errors import UsageError
 from graphsurgery.pass_base import Pass
 from graphsurgery.passes.experts.chosen_rows import choose_rows, rows_chosen_by
 from graphsurgery.passes.experts.grouped import write_grouped
+from graphsurgery.passes.experts.operator import write_router
 from graphsurgery.passes.experts.packed import write_loop, write_unroll
 from graphsurgery.passes.experts.plan import Plan, plan_of, why_not
 from graphsurgery.passes.experts.program import Program
@@ -27,7 +28,8 @@ from graphsurgery.site_report import Detail, PassReport, SiteReport
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from graphsurgery.analysis.shapes import Shapes
+    from graphsurgery.analysis.bodies import Body
+    from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.passes.experts.plan import Form
 
 __all__ = ["GatherExperts"]
@@ -98,8 +100,9 @@ class GatherExperts(Pass):
         """The site, or a refusal where it cannot be written in the form that is asked for."""
         if self.site_done(site):
             return site
-        program = Program.of(site, shapes_of(model))
-        reason = why_not(site, program, self.plan(site), self.lanes, model.opset_imports.get("", 1))
+        program = Program.of(site, _shapes(site, model))
+        opset = model.opset_imports.get("", 1) if site.home is None else site.home.opset
+        reason = why_not(site, program, self.plan(site), self.lanes, opset)
         return site if reason is None else Refusal(id=site.id, kinds=site.kinds, layer=site.layer, reason=reason)
 
     def plan(self, site: ExpertSite) -> Plan:
@@ -122,10 +125,26 @@ class GatherExperts(Pass):
         rest = [site for site in sites if site not in done]
         if not rest:
             return frozenset()
-        rewrite = Rewrite(model, self.name, rest[0].id, scope="gather_experts")
-        read = {site.id: _read_by(site, shapes_of(model)) for site in rest}
-        rest = choose_rows(model, rewrite, rest, [_scope(site) for site in rest])
-        shapes = shapes_of(model)
+        homes: dict[Body | None, list[ExpertSite]] = {}
+        for site in rest:
+            homes.setdefault(site.home, []).append(site)
+        for home, group in homes.items():
+            self._rewrite_home(model, home, group, report)
+        return frozenset(value.name or "" for value in model.graph.outputs)
+
+    def _rewrite_home(
+        self, model: ir.Model, home: Body | None, rest: Sequence[ExpertSite], report: PassReport
+    ) -> None:
+        """Rewrite the sites of the main graph, or of one function."""
+        rewrite = Rewrite(model, self.name, rest[0].id, scope="gather_experts", body=home)
+        shapes: ShapeView = home.view if home is not None else shapes_of(model)
+        read = {site.id: _read_by(site, shapes) for site in rest}
+        routers: dict[str, int] = {}
+        if any(site.router is not None for site in rest):
+            rest = self._with_routers(rewrite, rest, routers)
+        if home is None:
+            rest = choose_rows(model, rewrite, rest, [_scope(site) for site in rest])
+            shapes = shapes_of(model)
         written: list[tuple[ExpertSite, Plan, dict[str, Detail]]] = []
         for site in rest:
             rewrite.at_site(site.id, _scope(site))
@@ -133,15 +152,27 @@ class GatherExperts(Pass):
             before = rewrite.inserted
             source = BlockSource(rewrite, shapes, site, Program.of(site, shapes))
             self._replace(source, plan, read[site.id])
-            detail = self._detail(source, plan, rewrite.inserted - before)
+            detail = self._detail(source, plan, rewrite.inserted - before + routers.get(site.id, 0))
             written.append((site, plan, detail))
         boundaries = rewrite.commit()
         for (site, plan, detail), boundary in zip(written, boundaries, strict=True):
             if plan.note:
                 report.warnings.append(f"{site.id}: {plan.note}.")
-            reason = _what(plan, detail) + (f"; {plan.note}" if plan.note else "")
+            where = f"; {home.where}" if home is not None else ""
+            reason = _what(plan, detail) + where + (f"; {plan.note}" if plan.note else "")
             report.sites.append(SiteReport(site.id, site.kinds, site.layer, "rewritten", reason, detail, (boundary,)))
-        return frozenset(value.name or "" for value in model.graph.outputs)
+
+    @staticmethod
+    def _with_routers(rewrite: Rewrite, sites: Sequence[ExpertSite], nodes: dict[str, int]) -> list[ExpertSite]:
+        """The sites, the choice of each a value of the graph; ``nodes`` gets the number of nodes that took."""
+        result = []
+        for site in sites:
+            rewrite.at_site(site.id, _scope(site))
+            before = rewrite.inserted
+            result.append(write_router(rewrite, site))
+            nodes[site.id] = rewrite.inserted - before
+        rewrite.commit()
+        return result
 
     def _replace(self, source: BlockSource, plan: Plan, read: list[ir.Value]) -> None:
         site, rewrite = source.site, source.rewrite
@@ -150,13 +181,17 @@ class GatherExperts(Pass):
         assert end is not None
         rewrite.before(end)
         new = self._write(source, plan)
+        wanted = source.shapes.dtype(old)
+        if wanted is not None and wanted != source.result_dtype:
+            new = rewrite.emit("Cast", [new], {"to": int(wanted)}, name="output_cast", dtype=wanted)
         before, after = old.name or "", new.name or ""
         if old.shape is not None:
             new.shape = old.shape
         if old.type is not None:
             new.type = old.type
         rewrite.replace_all_uses(old, new)
-        rewrite.record(read, [before], read, [after])
+        function = site.home.function if site.home is not None else None
+        rewrite.record(read, [before], read, [after], "main" if function is None else function.name)
 
     def _write(self, source: BlockSource, plan: Plan) -> ir.Value:
         if plan.below is None:
@@ -207,10 +242,16 @@ class GatherExperts(Pass):
         return detail
 
 
-def _read_by(site: ExpertSite, shapes: Shapes) -> list[ir.Value]:
+def _shapes(site: ExpertSite, model: ir.Model) -> ShapeView:
+    """What is known of the values around ``site``."""
+    return shapes_of(model) if site.home is None else site.home.view
+
+
+def _read_by(site: ExpertSite, shapes: ShapeView) -> list[ir.Value]:
     """What the site reads in the model as it is, the numbers of the rows that are read of it included."""
     chosen = rows_chosen_by(site, shapes)
-    values = (site.tokens, site.indices, site.weights, chosen.inputs[1] if chosen is not None else None)
+    choice = (site.indices, site.weights) if site.router is None else (site.router.scores,)
+    values = (site.tokens, *choice, chosen.inputs[1] if chosen is not None else None)
     return [value for value in values if value is not None]
 
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from graphsurgery.pass_base import Pass
 from graphsurgery.patterns.matcher import all_graphs
 from graphsurgery.patterns.site import Site
-from graphsurgery.rewrite import PASS_KEY, SITE_KEY
+from graphsurgery.rewrite import CHANGED_KEY, PASS_KEY, SITE_KEY
 from graphsurgery.site_report import SiteReport
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class StripMetadata(Pass):
         return found
 
     def _stays(self, key: str) -> bool:
-        if key in (PASS_KEY, SITE_KEY):
+        if key in (CHANGED_KEY, PASS_KEY, SITE_KEY):
             return not self.own
         return key.startswith(_OWN) or any(fnmatch.fnmatchcase(key, pattern) for pattern in self.keep)
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper
+
+from graphsurgery.errors import InputRefusedError
+from graphsurgery.model_io import load
 
 REPOSITORY = Path(__file__).parents[1]
 CASES = REPOSITORY / "tests" / "cases"
@@ -153,3 +158,30 @@ def canonical(message: Any) -> Any:
         elif value != field.default_value:
             fields.append((name, value))
     return tuple(fields)
+
+
+def refusal(path: Path, file: str | None = None) -> str:
+    with pytest.raises(InputRefusedError) as caught:
+        load(path, file=file)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def files_below(directory: Path) -> dict[str, bytes | str]:
+    """Every file below ``directory``; links as what they point to."""
+    return {
+        path.relative_to(directory).as_posix(): os.readlink(path) if path.is_symlink() else path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_symlink() or path.is_file()
+    }
+
+
+def run_saved(path: Path, rows: int = 4) -> np.ndarray:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    (logits,) = session.run(None, {"x": np.zeros(rows, np.float32)})
+    return np.asarray(logits)

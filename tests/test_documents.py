@@ -27,6 +27,11 @@ from graphsurgery.site_report import PassReport, SiteReport
 from graphsurgery.workflow import ApplyRequest, apply_passes
 
 ROOT = Path(__file__).parents[1]
+DOCUMENTS = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md")),
+]
 
 
 def _blocks(document: str, language: str) -> list[str]:
@@ -191,11 +196,32 @@ def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == "equal\n"
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/reports.md", "docs/reading-reports.md"])
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere(document):
     path = ROOT / document
     for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8")):
         assert (path.parent / target).exists(), target
+
+
+# ---- docs/forms.md ----------------------------------------------------------------------------------------------------
+
+
+def test_forms_are_held_by_tests_that_exist():
+    text = (ROOT / "docs" / "forms.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", text)
+    assert len(named) > 100
+    there = {
+        path: re.findall(r"^def (test_\w+)\(", (ROOT / "tests" / path).read_text(encoding="utf-8"), flags=re.M)
+        for path in {path for path, _ in named}
+    }
+    assert [f"{path}::{name}" for path, name in named if name not in there[path]] == []
+
+
+def test_every_form_names_what_becomes_of_it_and_a_test():
+    rows = re.findall(r"^\| (?!-)(.*) \|$", (ROOT / "docs" / "forms.md").read_text(encoding="utf-8"), flags=re.M)
+    forms = [row for row in rows if not row.endswith("| tests")]
+    assert len(forms) > 50
+    assert [row for row in forms if "::test_" not in row.rsplit(" | ", 1)[1] or not all(row.split(" | "))] == []
 
 
 # ---- CONTRIBUTING.md --------------------------------------------------------------------------------------------------

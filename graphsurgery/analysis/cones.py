@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from graphsurgery.analysis.row_blocks import RowBlock
     from graphsurgery.analysis.shapes import ShapeView
 
-__all__ = ["Cone", "Edge", "Into", "Lifter", "climb", "join", "outside_readers", "size_readers"]
+__all__ = ["Cone", "Edge", "Into", "Lifter", "Members", "climb", "join", "outside_readers", "size_readers"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +61,69 @@ class Cone:
     blocks: tuple[RowBlock, ...] = ()
 
 
+_EMPTY = Cone((), {}, (), frozenset(), (), (), (), {})
+
+
+class Members:
+    """What a cone holds while it grows.
+
+    Attributes:
+        values: as in :class:`Cone`.
+        nodes: in the order in which they were taken.
+        edges: as in :class:`Cone`.
+        stops: as in :class:`Cone`.
+        blocks: in the order in which they were taken.
+    """
+
+    def __init__(self, cone: Cone = _EMPTY) -> None:
+        """Nothing yet, or what ``cone`` holds."""
+        self.values: dict[ir.Value, RowAxis] = dict(cone.values)
+        self.nodes: dict[ir.Node, None] = dict.fromkeys(cone.nodes)
+        self.edges: set[tuple[ir.Node, int]] = set(cone.edges)
+        self.stops: dict[ir.Value, str] = dict(cone.stops)
+        self.blocks: dict[RowBlock, None] = dict.fromkeys(cone.blocks)
+        self._patches: dict[tuple[ir.Node, Patch], None] = dict.fromkeys(cone.patches)
+        self._contractions: dict[ir.Node, None] = dict.fromkeys(cone.contractions)
+
+    def take(self, node: ir.Node, value: ir.Value, rows: RowAxis, lifted: Lift) -> list[Edge]:
+        """Take ``node`` in for ``value``, which it makes; the edges that will read fewer rows for it."""
+        self.values[value] = rows
+        self.nodes.setdefault(node)
+        self.stops.pop(value, None)
+        for patch in lifted.patches:
+            self._patches.setdefault((node, patch))
+        if lifted.contracts:
+            self._contractions.setdefault(node)
+        found = []
+        for index, need in sorted(lifted.rows.items()):
+            item = node.inputs[index]
+            assert item is not None
+            found.append(Edge(node, index, item, need))
+        self.edges.update((edge.node, edge.index) for edge in found)
+        return found
+
+    def take_block(self, block: RowBlock, rows: RowAxis) -> None:
+        """Take the whole of ``block`` in; the edges into it are the caller's to add."""
+        self.values[block.result] = rows
+        self.blocks.setdefault(block)
+        self.nodes.update(dict.fromkeys(block.nodes))
+        self.stops.pop(block.result, None)
+
+    def cone(self, roots: tuple[ir.Value, ...], frontier: Iterable[Edge]) -> Cone:
+        """The cone of all that was taken."""
+        return Cone(
+            roots,
+            self.values,
+            tuple(self.nodes),
+            frozenset(self.edges),
+            tuple(frontier),
+            tuple(self._patches),
+            tuple(self._contractions),
+            self.stops,
+            tuple(self.blocks),
+        )
+
+
 Into: TypeAlias = "Callable[[Edge, Lift], bool]"
 Lifter: TypeAlias = "Callable[[ir.Node, int, RowAxis, ShapeView, ir.Model], Lift | Blocked]"
 
@@ -97,19 +160,14 @@ class _Climb:
         self._view = view
         self._model = model
         self._into = into
-        self._values: dict[ir.Value, RowAxis] = {}
-        self._nodes: dict[ir.Node, None] = {}
+        self._members = Members()
         self._pending: list[Edge] = []
         self._frontier: dict[tuple[ir.Node, int], Edge] = {}
-        self._edges: set[tuple[ir.Node, int]] = set()
-        self._patches: dict[tuple[ir.Node, Patch], None] = {}
-        self._contractions: dict[ir.Node, None] = {}
-        self._stops: dict[ir.Value, str] = {}
         self.conflict: Blocked | None = None
 
     def open(self, value: ir.Value, rows: RowAxis) -> Blocked | None:
         """Take the producer of ``value`` into the cone, or say why it cannot be."""
-        known = self._values.get(value)
+        known = self._members.values.get(value)
         if known is not None:
             if known != rows:
                 self.conflict = Blocked(f"{value.name!r} is needed in two layouts")
@@ -144,21 +202,11 @@ class _Climb:
         return found
 
     def _take(self, node: ir.Node, value: ir.Value, rows: RowAxis, lifted: Lift) -> None:
-        self._values[value] = rows
-        self._nodes.setdefault(node)
-        for patch in lifted.patches:
-            self._patches.setdefault((node, patch))
-        if lifted.contracts:
-            self._contractions.setdefault(node)
-        for index, need in sorted(lifted.rows.items()):
-            item = node.inputs[index]
-            assert item is not None
-            edge = Edge(node, index, item, need)
-            self._edges.add((node, index))
+        for edge in self._members.take(node, value, rows, lifted):
             if self._into(edge, lifted):
                 self._pending.append(edge)
             else:
-                self._frontier[node, index] = edge
+                self._frontier[edge.node, edge.index] = edge
 
     def run(self) -> None:
         """Follow all open edges; an edge whose producer cannot be lifted joins the frontier."""
@@ -168,23 +216,12 @@ class _Climb:
             position += 1
             failure = self.open(edge.value, edge.rows)
             if failure is not None:
-                self._stops[edge.value] = failure.reason
+                self._members.stops[edge.value] = failure.reason
                 self._frontier[edge.node, edge.index] = edge
 
     def result(self, root: ir.Value) -> Cone | Blocked:
-        frontier = _uncovered(self._frontier.values(), self._values)
-        if isinstance(frontier, Blocked):
-            return frontier
-        return Cone(
-            (root,),
-            self._values,
-            tuple(self._nodes),
-            frozenset(self._edges),
-            frontier,
-            tuple(self._patches),
-            tuple(self._contractions),
-            self._stops,
-        )
+        frontier = _uncovered(self._frontier.values(), self._members.values)
+        return frontier if isinstance(frontier, Blocked) else self._members.cone((root,), frontier)
 
 
 def _uncovered(frontier: Iterable[Edge], values: dict[ir.Value, RowAxis]) -> tuple[Edge, ...] | Blocked:

@@ -8,13 +8,12 @@ Layers that take their keys and values from an earlier layer are followed too.
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 from typing import TYPE_CHECKING, TypeAlias
 
 from graphsurgery.analysis._row_sizes import is_size
-from graphsurgery.analysis.cones import Cone, Edge
-from graphsurgery.analysis.slices import Blocked, Lift, Patch, RowAxis, lift
+from graphsurgery.analysis.cones import Cone, Edge, Members
+from graphsurgery.analysis.slices import Blocked, Lift, RowAxis, lift
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -68,13 +67,7 @@ class _Deepening:
     ) -> None:
         self._cone, self._view, self._model, self._order, self._admit = cone, view, model, order, admit
         self._known_blocks = blocks
-        self._blocks = dict.fromkeys(cone.blocks)
-        self._values = dict(cone.values)
-        self._nodes = dict.fromkeys(cone.nodes)
-        self._edges = set(cone.edges)
-        self._patches: dict[tuple[ir.Node, Patch], None] = dict.fromkeys(cone.patches)
-        self._contractions = dict.fromkeys(cone.contractions)
-        self._stops = dict(cone.stops)
+        self._members = Members(cone)
         self._wanted: dict[ir.Value, dict[tuple[ir.Node, int], Edge]] = {}
         self._heap: list[tuple[int, int, ir.Node]] = []
         self._queued: set[ir.Node] = set()
@@ -88,32 +81,22 @@ class _Deepening:
             if reason is not None:
                 for value in node.outputs:
                     if value in self._wanted:
-                        self._stops.setdefault(value, reason)
+                        self._members.stops.setdefault(value, reason)
         frontier = [
             edge
             for value, edges in self._wanted.items()
             for edge in edges.values()
-            if self._values.get(value) != edge.rows
+            if self._members.values.get(value) != edge.rows
         ]
-        return dataclasses.replace(
-            self._cone,
-            values=self._values,
-            nodes=tuple(self._nodes),
-            edges=frozenset(self._edges),
-            frontier=tuple(frontier),
-            patches=tuple(self._patches),
-            contractions=tuple(self._contractions),
-            stops=self._stops,
-            blocks=tuple(self._blocks),
-        )
+        return self._members.cone(self._cone.roots, frontier)
 
     def _want(self, edge: Edge) -> None:
-        self._edges.add((edge.node, edge.index))
-        if edge.value in self._values:
+        self._members.edges.add((edge.node, edge.index))
+        if edge.value in self._members.values:
             return
         self._wanted.setdefault(edge.value, {})[edge.node, edge.index] = edge
         node = edge.value.producer()
-        if node is not None and node in self._order and node not in self._queued and node not in self._nodes:
+        if node is not None and node in self._order and node not in self._queued and node not in self._members.nodes:
             self._queued.add(node)
             heapq.heappush(self._heap, (-self._order[node], len(self._queued), node))
 
@@ -143,7 +126,8 @@ class _Deepening:
                 return f"rows cannot be selected from what {named} reads"
             lifts.append((value, rows, lifted))
         for value, rows, lifted in lifts:
-            self._take(node, value, rows, lifted)
+            for edge in self._members.take(node, value, rows, lifted):
+                self._want(edge)
         return None
 
     def _layout(self, value: ir.Value) -> RowAxis | str | None:
@@ -171,33 +155,17 @@ class _Deepening:
             needs[item] = need
         if not self._admit([value], list(needs.items()), rows):
             return f"rows cannot be selected from what the block of {value.name!r} reads"
-        self._values[value] = rows
-        self._blocks.setdefault(block)
-        self._nodes.update(dict.fromkeys(block.nodes))
-        self._stops.pop(value, None)
+        self._members.take_block(block, rows)
         for node, index, item in block.reads:
             self._want(Edge(node, index, item, needs[item]))
         return None
-
-    def _take(self, node: ir.Node, value: ir.Value, rows: RowAxis, lifted: Lift) -> None:
-        self._values[value] = rows
-        self._nodes.setdefault(node)
-        self._stops.pop(value, None)
-        for patch in lifted.patches:
-            self._patches.setdefault((node, patch))
-        if lifted.contracts:
-            self._contractions.setdefault(node)
-        for index, need in sorted(lifted.rows.items()):
-            item = node.inputs[index]
-            assert item is not None
-            self._want(Edge(node, index, item, need))
 
     def _other_reader(self, value: ir.Value) -> str | None:
         """Who, outside the cone, reads all rows of ``value``."""
         if value.is_graph_output():
             return f"graph output {value.name!r}"
         for use in value.uses():
-            if (use.node, use.idx) in self._edges or is_size(use.node):
+            if (use.node, use.idx) in self._members.edges or is_size(use.node):
                 continue
             return f"node {use.node.name!r} ({use.node.op_type})" if use.node.name else f"a {use.node.op_type} node"
         return None

@@ -130,8 +130,8 @@ def _expert_blocks(model: ir.Model, shapes: Shapes, length: Dim) -> dict[ir.Node
     """The expert blocks of the model as parts that compute rows, by the node that makes their result."""
     found: dict[ir.Node, RowBlock | Blocked] = {}
     for site in find_experts(model):
-        if not isinstance(site, ExpertSite):
-            continue
+        if not isinstance(site, ExpertSite) or site.router is not None:
+            continue  # of an operator the rows are known without its choice
         node = site.output.producer()
         operands = [value for value in (site.tokens, site.indices, site.weights) if value is not None]
         if node is not None:

@@ -113,6 +113,8 @@ def _recount(rewrite: Rewrite, block: RowBlock, selector: RowSelector, view: Sha
             new = rewrite.emit("Cast", [new], {"to": int(old.dtype)}, name="row_numbers", dtype=old.dtype)
         rewrite.reroute(recount.node, recount.index, new)
     for node in block.nodes:
+        # What is sorted, counted and cut up in a block belongs to other rows than before.
+        rewrite.mark_changed(node)
         for value in node.outputs:
             if value is not block.result:
                 value.shape = None

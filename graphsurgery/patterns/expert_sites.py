@@ -34,9 +34,20 @@ from graphsurgery.patterns.site import Site
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from graphsurgery.analysis.bodies import Body
     from graphsurgery.analysis.dims import Dim
 
-__all__ = ["ROUTE_WEIGHT", "TOKEN_ROW", "ExpertSite", "ExpertStep", "ExpertTensor", "Operand", "RowInput", "StepOutput"]
+__all__ = [
+    "ROUTE_WEIGHT",
+    "TOKEN_ROW",
+    "ExpertSite",
+    "ExpertStep",
+    "ExpertTensor",
+    "Operand",
+    "OperatorRouter",
+    "RowInput",
+    "StepOutput",
+]
 
 
 class RowInput(enum.Enum):
@@ -87,7 +98,7 @@ class ExpertStep:
     Attributes:
         node: the exporter's node, for its operator and attributes (the first expert's, where each has its own).
             Where one operator of the exporter is several steps (an Einsum, a product that weighs and sums), a node that
-            is in no graph and reads nothing stands for each: a ``MatMul`` or ``Mul``.
+            is in no graph stands for each; it reads nothing, or constants that are in no graph either.
         operands: what it reads, in the order of its inputs.
         output: which of its outputs is used.
         per_row: whether it gives rows; otherwise one value for each expert.
@@ -103,6 +114,21 @@ class ExpertStep:
     axes: tuple[int, ...] = ()
 
 
+@dataclasses.dataclass(frozen=True)
+class OperatorRouter:
+    """How an operator that routes inside chooses: a softmax over all experts in float32, then the K highest.
+
+    Of experts with the same share the one with the higher number comes first.
+
+    Attributes:
+        scores: what the router gave each expert, ``[T, E]``.
+        normalised: whether the K weights are divided by their sum.
+    """
+
+    scores: ir.Value
+    normalised: bool
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExpertSite(Site):
     """One expert block.
@@ -114,14 +140,19 @@ class ExpertSite(Site):
         weights: their weights, ``[T, K]``, as they really reach the experts; None where the block does not weight.
         weights_by_expert: whether ``weights`` is ``[T, E]`` instead (``[B, S, E]``), with a weight for every expert, of
             which those of the chosen ones count.
-        output: the sum over the chosen experts, same rank as ``tokens``, of the dtype of the last step; a value of the
-            graph that the rewrite replaces.
+        output: the sum over the chosen experts, same rank as ``tokens``, of the dtype of the last step (the sum of an
+            operator may be narrower than its last step, which is then cast); a value of the graph that the rewrite
+            replaces.
         body: what one expert does with one row, in execution order; the last step's result ``[N, H]`` is added up.
         experts: E.
         top_k: K.
         tokens_dim: T.
         hidden: H.
         interior: all nodes that belong to the block and to nothing else, for the count of what goes away.
+        router: of form ``op``, how it chooses. ``indices`` and ``weights`` then are values of no graph, and so are the
+            constants that the body reads: who rewrites the block writes them out first.
+        home: the main graph (None stands for it too) or the function in which the block is, in one of its branches or
+            loops perhaps; in a function it is one block for all calls.
     """
 
     form: str
@@ -136,3 +167,5 @@ class ExpertSite(Site):
     hidden: int
     interior: tuple[ir.Node, ...]
     weights_by_expert: bool = False
+    router: OperatorRouter | None = None
+    home: Body | None = None

@@ -15,21 +15,26 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
+from graphsurgery.analysis.bodies import bodies_of
 from graphsurgery.analysis.shapes import shapes_of
 from graphsurgery.patterns.attention import layer_of
 from graphsurgery.patterns.experts_dense import SpreadReader, adds_nothing, replace_weight, unchosen
 from graphsurgery.patterns.experts_finish import exclusive, finish
 from graphsurgery.patterns.experts_loop import LoopReader
 from graphsurgery.patterns.experts_numbers import IndexReader, Pairs, Run
+from graphsurgery.patterns.experts_operator import read_operator
 from graphsurgery.patterns.experts_parameters import ParameterReader
 from graphsurgery.patterns.experts_rows import RowReader
 from graphsurgery.patterns.experts_starts import start_of
 from graphsurgery.patterns.experts_terms import Step, UnreadableError, label
 from graphsurgery.patterns.matcher import GraphIndex, is_op, readers, subgraphs
 from graphsurgery.patterns.site import Refusal
+from graphsurgery.rewrite import PASS_KEY
 
 if TYPE_CHECKING:
-    from graphsurgery.analysis.shapes import Shapes
+    from collections.abc import Mapping
+
+    from graphsurgery.analysis.bodies import Body
     from graphsurgery.patterns.expert_sites import ExpertSite
     from graphsurgery.patterns.experts_dense import Spread
     from graphsurgery.patterns.experts_rows import Found
@@ -39,29 +44,38 @@ __all__ = ["find_experts"]
 
 
 def find_experts(model: ir.Model) -> list[ExpertSite | Refusal]:
-    """Every expert block of the main graph, in graph order; what looks like one and cannot be read is refused."""
-    return _Finder(model).find()
+    """Every expert block of the main graph, in graph order, then those of function bodies, each once for all its calls.
+
+    Branches and loop bodies belong to the graph that holds them. What looks like a block and cannot be read is refused.
+    """
+    shapes = shapes_of(model)
+    constant: dict[Body, set[ir.Value]] = {}
+    found: list[ExpertSite | Refusal] = []
+    for body in bodies_of(model, shapes):
+        constant[body] = _constant_values(body, constant)
+        if body.function is None or not _takes_attributes(body.graph):
+            found += _Finder(model, body, constant[body]).find()
+    return [dataclasses.replace(site, id=f"experts:{number}") for number, site in enumerate(found)]
 
 
 class _Finder:
-    def __init__(self, model: ir.Model) -> None:
-        self._model = model
-        self._index = GraphIndex(model)
-        self._shapes: Shapes = shapes_of(model)
+    def __init__(self, model: ir.Model, body: Body, constant: set[ir.Value]) -> None:
+        self._body = body
+        self._index = GraphIndex(model, body.graph)
+        self._shapes = body.view
         self._numbers = IndexReader(self._shapes)
         self._parameters = ParameterReader(self._shapes)
-        self._constant = _constant_values(model)
+        self._constant = constant
         self._seen: set[ir.Value] = set()  # choices of experts whose block was read or refused
 
     def find(self) -> list[ExpertSite | Refusal]:
         found: list[tuple[int, ExpertSite | Refusal]] = []
         for node in self._index.nodes("ReduceSum", "MatMul", "Einsum"):
-            if node.graph is self._model.graph:
-                site = self._summed(node)
-                if site is not None:
-                    found.append((self._index.order[node], site))
+            site = self._summed(node) if self._looked_at(node) else None
+            if site is not None:
+                found.append((self._index.order[node], site))
         loops = LoopReader(self._shapes, self._index, self._numbers, self._parameters, self._constant)
-        for item in loops.sums(self._model.graph):
+        for item in loops.sums(self._looked_at):
             try:
                 block: ExpertSite | Refusal | None = loops.read(item)
             except UnreadableError as error:
@@ -73,16 +87,30 @@ class _Finder:
         found += self._left_over()
         for operator in ("MoE", "QMoE"):
             fused = self._index.nodes(operator, domain="com.microsoft")
-            found += [(self._index.order[node], _fused(node)) for node in fused]
+            found += [(self._index.order[node], self._fused(node)) for node in fused]
         found.sort(key=lambda item: item[0])
-        return [dataclasses.replace(site, id=f"experts:{number}") for number, (_, site) in enumerate(found)]
+        return [self._placed(site) for _, site in found]
+
+    def _looked_at(self, node: ir.Node) -> bool:
+        """Whether a block may end in ``node``: what surgery has put into a branch or loop is no block of its own."""
+        return node.graph is self._body.graph or PASS_KEY not in node.metadata_props
+
+    def _placed(self, site: ExpertSite | Refusal) -> ExpertSite | Refusal:
+        """The site, with the function in which it is; a body that has several calls belongs to no layer."""
+        body = self._body
+        if body.function is None:
+            return site
+        layer = layer_of(body.calls[0].node) if len(body.calls) == 1 else None
+        if isinstance(site, Refusal):
+            return dataclasses.replace(site, layer=layer, reason=f"{site.reason}; {body.where}")
+        return dataclasses.replace(site, layer=layer, home=body)
 
     def _left_over(self) -> list[tuple[int, Refusal]]:
         """Choices of experts that pick matrices, or rows for several experts, and whose block was not found."""
         found: dict[ir.Value, ir.Node] = {}
         masks: dict[ir.Value, list[ir.Node]] = {}
         for node in self._index.nodes("Gather", "GatherND", "NonZero", "Range"):
-            if node.graph is not self._model.graph:
+            if not self._looked_at(node):
                 continue
             if node.op_type in ("NonZero", "Range"):
                 pairs = self._numbers.content(node.outputs[0])
@@ -183,6 +211,16 @@ class _Finder:
         by_expert = spread.by_expert
         return finish(_flat(node), replaced, found, "dense", self._shapes, self._index, weights_by_expert=by_expert)
 
+    def _fused(self, node: ir.Node) -> ExpertSite | Refusal:
+        """The block that is one operator."""
+        try:
+            if node.op_type == "QMoE":
+                raise UnreadableError("its weights are packed, in a layout of its own")
+            return read_operator(node, self._shapes)
+        except UnreadableError as error:
+            text = f"the expert block that is one operator, com.microsoft {label(node)}, cannot be read: {error}"
+            return Refusal(id="", kinds=("experts", "op"), layer=layer_of(node), reason=text)
+
     def _refusal(self, node: ir.Node, reason: str) -> Refusal:
         text = f"the expert block that ends in {node.op_type} {node.name or node.outputs[0].name!r} cannot be read: {reason}"
         return Refusal(id="", kinds=("experts",), layer=layer_of(node), reason=text)
@@ -197,24 +235,42 @@ def _flat(node: ir.Node) -> ir.Value:
     return value
 
 
-def _fused(node: ir.Node) -> Refusal:
-    reason = (
-        f"the expert block is one operator, com.microsoft {label(node)}, which routes inside: no value holds its choice"
-    )
-    return Refusal(id="", kinds=("experts", "op"), layer=layer_of(node), reason=reason)
-
-
 def _unfound(node: ir.Node, root: ir.Value) -> Refusal:
     reason = f"the sum of the experts that {root.name!r} chooses, for which {label(node)} picks, cannot be found"
     return Refusal(id="", kinds=("experts",), layer=layer_of(node), reason=reason)
 
 
-def _constant_values(model: ir.Model) -> set[ir.Value]:
-    """The values of the main graph that depend on no input."""
-    constant = set(model.graph.initializers.values())
-    for node in model.graph:
-        if not all(value is None or value in constant for value in node.inputs):
-            continue
-        if not node.op_type.startswith("Random") and not any(subgraphs(node)):
-            constant.update(node.outputs)
+def _takes_attributes(graph: ir.Graph) -> bool:
+    """Whether a node below ``graph`` has an attribute that each call gives anew: what it does is not known then."""
+    for node in graph:
+        if any(item.is_ref() for item in node.attributes.values()) or any(map(_takes_attributes, subgraphs(node))):
+            return True
+    return False
+
+
+def _constant_values(body: Body, known: Mapping[Body, set[ir.Value]]) -> set[ir.Value]:
+    """The values of ``body``, its branches and loops included, that depend on no input of the model.
+
+    Args:
+        body: the main graph or a function.
+        known: those of the bodies that call it.
+    """
+    constant: set[ir.Value] = set()
+    for formal in body.graph.inputs if body.function is not None else ():
+        handed = body.arguments(formal)
+        if handed and all(item in known.get(caller, ()) for item, caller in handed):
+            constant.add(formal)
+    _add_constants(body.graph, constant)
     return constant
+
+
+def _add_constants(graph: ir.Graph, constant: set[ir.Value]) -> None:
+    constant.update(graph.initializers.values())
+    for node in graph:
+        inner = list(subgraphs(node))
+        for held in inner:
+            _add_constants(held, constant)
+        if inner or node.op_type.startswith("Random"):
+            continue
+        if all(value is None or value in constant for value in node.inputs):
+            constant.update(node.outputs)

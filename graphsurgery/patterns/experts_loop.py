@@ -18,7 +18,7 @@ from graphsurgery.patterns.experts_terms import Step, Term, UnreadableError, lab
 from graphsurgery.patterns.matcher import is_op
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     import onnx_ir as ir
 
@@ -100,11 +100,11 @@ class LoopReader:
 
     # ---- sums of copies -------------------------------------------------------------------------------------------
 
-    def sums(self, graph: ir.Graph) -> list[Sum]:
-        """The sums of copies that no other sum of copies goes on with, in graph order."""
+    def sums(self, looked_at: Callable[[ir.Node], bool]) -> list[Sum]:
+        """The sums of copies that no other sum of copies goes on with, in graph order; of nodes that are looked at."""
         taken: set[Sum] = set()
         for node in self._index.nodes("ScatterND", "ScatterElements", "Add", "Sum"):
-            if node.graph is not graph:
+            if not looked_at(node):
                 continue
             found = self._added(node) if node.op_type in ("Add", "Sum") else self._scattered(node)
             if found is not None:

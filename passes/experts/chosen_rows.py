@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
     import onnx_ir as ir
 
-    from graphsurgery.analysis.shapes import Shapes
+    from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.patterns.expert_sites import ExpertSite
     from graphsurgery.rewrite import Rewrite
 
 __all__ = ["choose_rows", "rows_chosen_by"]
 
 
-def rows_chosen_by(site: ExpertSite, shapes: Shapes) -> ir.Node | None:
+def rows_chosen_by(site: ExpertSite, shapes: ShapeView) -> ir.Node | None:
     """The one reader of the site's output, where it is a Gather of token rows ``[T, H]``; None where all are read."""
     uses = list(site.output.uses())
     if len(uses) != 1 or site.output.is_graph_output():

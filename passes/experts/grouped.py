@@ -19,6 +19,7 @@ from graphsurgery.patterns.expert_sites import ExpertTensor, RowInput, StepOutpu
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from graphsurgery.analysis.bodies import Body
     from graphsurgery.passes.experts.program import Program
     from graphsurgery.passes.experts.routing import BlockSource, Sorted
     from graphsurgery.patterns.expert_sites import ExpertSite, Operand
@@ -33,8 +34,8 @@ def why_not_grouped(site: ExpertSite, program: Program) -> str | None:
     for tensor in tensors_of(site):
         if not tensor.stacked:
             continue
-        reason = why_not(one_expert(tensor, site.experts - 1))
-        if reason is not None and not _looked_up(program, tensor):
+        reason = why_not(one_expert(tensor, site.experts - 1), site.home)
+        if reason is not None and not _looked_up(program, tensor, site.home):
             return f"the weights of one expert cannot be viewed: {reason}"
     return None
 
@@ -46,14 +47,14 @@ def write_grouped(source: BlockSource) -> ir.Value:
     return source.summed(results, order.place)
 
 
-def _looked_up(program: Program, tensor: ExpertTensor) -> bool:
+def _looked_up(program: Program, tensor: ExpertTensor, home: Body | None) -> bool:
     """Whether ``tensor`` is a vector that is looked up for each row wherever it is read."""
     readers = [number for number, step in enumerate(program.steps) if tensor in step.operands]
-    return all(program.vector(number) == tensor for number in readers) and _can_look_up(tensor, program.experts)
+    return all(program.vector(number) == tensor for number in readers) and _can_look_up(tensor, program.experts, home)
 
 
-def _can_look_up(tensor: ExpertTensor, experts: int) -> bool:
-    return why_not(vectors(tensor, experts)) is None
+def _can_look_up(tensor: ExpertTensor, experts: int, home: Body | None) -> bool:
+    return why_not(vectors(tensor, experts), home) is None
 
 
 class _Grouped:
@@ -84,7 +85,8 @@ class _Grouped:
             step = self.program.steps[number]
             vector = self.program.vector(number)
             if not step.per_row or (
-                self.program.is_per_expert(number) and (vector is None or not _can_look_up(vector, self.site.experts))
+                self.program.is_per_expert(number)
+                and (vector is None or not _can_look_up(vector, self.site.experts, self.site.home))
             ):
                 self._each(number)
             else:

@@ -49,7 +49,7 @@ def why_not_unroll(site: ExpertSite, program: Program, lanes: int) -> str | None
     for tensor in tensors_of(site):
         for first in range(0, site.experts, lanes):
             count = min(lanes, site.experts - first)
-            reason = why_not(some_experts(tensor, first, count) if lanes > 1 else one_expert(tensor, first))
+            reason = why_not(some_experts(tensor, first, count) if lanes > 1 else one_expert(tensor, first), site.home)
             if reason is not None:
                 return f"the weights of {count} experts cannot be taken together: {reason}"
             if tensor.stacked:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from graphsurgery.analysis.constants import const_int
 from graphsurgery.passes.experts.grouped import why_not_grouped
 from graphsurgery.passes.experts.packed import why_not_loop, why_not_unroll
 from graphsurgery.passes.experts.side_by_side import why_not_side_by_side
@@ -106,7 +107,13 @@ def _why_not_form(form: Form, site: ExpertSite, program: Program, plan: Plan, la
 
 
 def _chosen_once(site: ExpertSite) -> bool:
-    """Whether no token can choose an expert twice: the indices are those of a TopK."""
+    """Whether no token can choose an expert twice: the indices are those of a TopK, or counted from another end."""
+    if site.router is not None:
+        return True
     made = through(site.indices, _REGROUPING)
     node = made.producer()
+    if node is not None and node.op_type == "Sub" and not node.domain and const_int(node.inputs[0]) is not None:
+        assert node.inputs[1] is not None
+        made = through(node.inputs[1], _REGROUPING)
+        node = made.producer()
     return node is not None and node.op_type == "TopK" and not node.domain and made is node.outputs[1]

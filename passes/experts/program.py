@@ -15,7 +15,7 @@ from graphsurgery.patterns.expert_sites import ROUTE_WEIGHT, ExpertStep, ExpertT
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from graphsurgery.analysis.shapes import Shapes
+    from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.patterns.expert_sites import ExpertSite, Operand
 
 __all__ = ["Program", "tensors_of"]
@@ -41,10 +41,10 @@ class Program:
     steps: tuple[ExpertStep, ...]
     core: int
     experts: int
-    shapes: Shapes
+    shapes: ShapeView
 
     @classmethod
-    def of(cls, site: ExpertSite, shapes: Shapes) -> Program:
+    def of(cls, site: ExpertSite, shapes: ShapeView) -> Program:
         """The program of ``site``."""
         steps = site.body
         core = len(steps)

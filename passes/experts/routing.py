@@ -20,7 +20,7 @@ from graphsurgery.patterns.expert_sites import ROUTE_WEIGHT, TOKEN_ROW
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from graphsurgery.analysis.shapes import Shapes
+    from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.passes.experts.program import Program
     from graphsurgery.patterns.expert_sites import ExpertSite, RowInput
     from graphsurgery.rewrite import Rewrite
@@ -58,16 +58,18 @@ class BlockSource:
         program: its body.
     """
 
-    def __init__(self, rewrite: Rewrite, shapes: Shapes, site: ExpertSite, program: Program) -> None:
+    def __init__(self, rewrite: Rewrite, shapes: ShapeView, site: ExpertSite, program: Program) -> None:
         self.rewrite = rewrite
         self.shapes = shapes
         self.site = site
         self.program = program
-        self.parameters = Parameters(rewrite)
+        self.parameters = Parameters(rewrite, site.home)
         self.dtype = shapes.dtype(site.tokens)
         self.rank = shapes.rank(site.tokens) or 2
         weight = shapes.dtype(site.weights) if site.weights is not None else None
-        self.core_dtype = program.dtype(program.result, {TOKEN_ROW: self.dtype, ROUTE_WEIGHT: weight})
+        starts = {TOKEN_ROW: self.dtype, ROUTE_WEIGHT: weight}
+        self.core_dtype = program.dtype(program.result, starts)
+        self.result_dtype = program.dtype(len(program.steps) - 1, starts)
         self.size = site.tokens_dim if isinstance(site.tokens_dim, int) else None
         self._cache: dict[tuple[str, ir.Graph], ir.Value] = {}
 

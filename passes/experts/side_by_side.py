@@ -36,7 +36,7 @@ def why_not_side_by_side(site: ExpertSite, program: Program) -> str | None:
 def why_not_stacked(site: ExpertSite) -> str | None:
     """Why the weights of all experts cannot be one tensor, in words."""
     for tensor in tensors_of(site):
-        reason = why_not(stacked(tensor))
+        reason = why_not(stacked(tensor), site.home)
         if reason is not None:
             return f"the weights of the experts cannot be stacked: {reason}"
     return None

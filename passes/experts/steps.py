@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import onnx_ir as ir
 
-    from graphsurgery.analysis.shapes import Shapes
+    from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.passes.experts.program import Program
     from graphsurgery.patterns.expert_sites import Operand
     from graphsurgery.rewrite import Rewrite
@@ -296,7 +296,10 @@ class StepWriter:
             return {}
         if kind == "Transpose":
             return {"perm": [*range(self.lead), *(self.lead + axis for axis in step.axes)]}
-        if kind in _AXIS or kind == "DequantizeLinear":
+        if kind == "DequantizeLinear":
+            # Of a weight, which may be counted from the front: there the leading axes come first.
+            return {"axis": step.axes[0] + (self.lead if step.axes[0] >= 0 else 0)}
+        if kind in _AXIS:
             return {"axis": step.axes[0]}
         if kind in _AXES and "axes" in node.attributes:
             return {"axes": list(step.axes)}
@@ -326,7 +329,7 @@ class StepWriter:
         return padded
 
 
-def _named_axes(step: ExpertStep, shapes: Shapes) -> int | None:
+def _named_axes(step: ExpertStep, shapes: ShapeView) -> int | None:
     """How many axes the node names; None where it is not known or not what the step says."""
     node = step.node
     if "axes" in node.attributes:
@@ -341,7 +344,7 @@ def _named_axes(step: ExpertStep, shapes: Shapes) -> int | None:
     return count if count == len(step.axes) else None
 
 
-def _reckoned(value: ir.Value, shapes: Shapes) -> list[int] | None:
+def _reckoned(value: ir.Value, shapes: ShapeView) -> list[int] | None:
     """The integers of a vector that nodes compute from shapes; None for a constant, and where they are not known."""
     if constant_of(value) is not None or shapes.rank(value) != 1:
         return None

@@ -18,6 +18,8 @@ from onnx import helper, numpy_helper
 CASES = Path(__file__).parents[1] / "cases"
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 V, H, E, K = 40, 16, 4, 2
+IDS = ((3, 1, 4, 1, 5), (9, 2, 6), (5,))
+"""Prompts to decode."""
 
 
 def case(name: str) -> Path:

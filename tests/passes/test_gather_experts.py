@@ -46,7 +46,7 @@ EXPORTS = [
     *("qwen3_moe_grouped", "qwen3_moe_batched", "qwen3_moe_grouped_external", "qwen3_moe_matmulnbits"),
     *("gpt_oss_grouped", "gpt_oss_batched", "mixtral_grouped", "mixtral_batched"),
     *("deepseek_v3_grouped", "deepseek_v3_batched", "gemma4_moe_grouped", "gemma4_moe_batched"),
-    *("optimum_qwen3_moe", "optimum_gpt_oss"),
+    *("optimum_qwen3_moe", "optimum_gpt_oss", "genai_gptoss"),
 ]
 SLOW = ["qwen3_5_moe"]
 HOSTILE = ["m01_loop_over_experts_index_add", "m03_topk_then_softmax_bias_interleaved"]
@@ -229,11 +229,6 @@ def test_unrolling_a_symbolic_number_of_tokens_is_refused() -> None:
     assert report.sites[0].reason == (
         "lowering=unroll needs a fixed number of tokens, and it is s10*s70: fix it with bind-dims"
     )
-
-
-def test_the_fused_operator_is_left_alone() -> None:
-    report = Pipeline(["gather-experts"])(load(_path("genai_gptoss"))).passes[0]
-    assert {site.status for site in report.sites} == {"refused"}
 
 
 @pytest.mark.parametrize(

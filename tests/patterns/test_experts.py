@@ -184,13 +184,26 @@ def test_other_cases_have_no_experts() -> None:
     assert not any(found.values())
 
 
-def test_fused_operators_are_refused_by_name() -> None:
-    found = find_experts(ir.load(FIXTURES / "genai_gptoss" / "model.onnx"))
+def test_fused_operators_are_read() -> None:
+    model = ir.load(FIXTURES / "genai_gptoss" / "model.onnx")
+    before = ir.to_proto(model).SerializeToString()
+    uses = {value.name: len(value.uses()) for node in model.graph for value in node.outputs}
+    found = find_experts(model)
     assert [site.layer for site in found] == [0, 1]
     assert [site.kinds for site in found] == [("experts", "op")] * 2
-    refused = found[0]
-    assert isinstance(refused, Refusal)
-    assert "com.microsoft MoE '/model/layers.0/moe/MoE', which routes inside" in refused.reason
+    site = found[0]
+    assert isinstance(site, ExpertSite)
+    assert (site.experts, site.top_k, site.hidden, str(site.tokens_dim)) == (4, 2, 64, "batch_size*sequence_length")
+    assert site.router is not None
+    assert site.router.scores.name == "/model/layers.0/moe/router/Reshape/output_0"
+    assert site.router.normalised
+    assert [node.op_type for node in site.interior] == ["MoE"]
+    kinds = [step.node.op_type for step in site.body]
+    assert kinds[:4] == ["MatMul", "Add", "Slice", "Slice"]
+    assert kinds[-3:] == ["MatMul", "Add", "Mul"]
+    assert kinds.count("Min") == 2
+    assert {value.name: len(value.uses()) for node in model.graph for value in node.outputs} == uses
+    assert ir.to_proto(model).SerializeToString() == before
 
 
 # ---- generated blocks ----------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from graphsurgery.equivalence.regions.sides import bodies, has_bodies, reads
-from graphsurgery.rewrite import PASS_KEY
+from graphsurgery.rewrite import CHANGED_KEY, PASS_KEY
 from graphsurgery.weights import WEIGHT_KEY, parse_record, record_of, simplify
 
 if TYPE_CHECKING:
@@ -306,6 +306,8 @@ class _Twins:
 
     def of(self, node: ir.Node, numbers: Mapping[ir.Value, int]) -> Iterator[tuple[ir.Node, bool]]:
         """Candidates, the likeliest first, and whether they are supposed for their weights only."""
+        if CHANGED_KEY in node.metadata_props:
+            return
         if node in self._rewritten.named:
             named = self._names.get(node.name) if node.name else self._made.get(node.outputs[0].name or "")
             if named is not None:

@@ -61,6 +61,15 @@ def test_one_region_of_each_kind(fixtures_dir, tmp_path, data):
     assert [region.cuts for region in report.regions] == [3] * (len(report.regions) - 1) + [1]
 
 
+@pytest.mark.parametrize("name", ["qwen3_moe_grouped", "gpt_oss_batched", "optimum_qwen3_moe"])
+def test_what_experts_count_of_fewer_rows_is_no_counterpart(fixtures_dir, tmp_path, name):
+    """A pruned expert block keeps its nodes, and sorts and counts other rows with them."""
+    source, result = _made(fixtures_dir / name, tmp_path, ["prune-last-token{depth=layer}"])
+    report = verify_models(source, result, depth="regions")
+    assert report.status == "equal", report.reasons
+    assert report.regions[-1].sites == ("lm_head:logits",)
+
+
 def test_real_weights_are_read(fixtures_dir, tmp_path):
     specs = ["prune-last-token{depth=layer}"]
     source, result = _made(fixtures_dir / "llama_external", tmp_path, specs)

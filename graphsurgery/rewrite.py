@@ -86,11 +86,11 @@ class Rewrite:
         self._discarded: list[ir.Node] = []
         self._boundaries: list[Boundary] = []
         self._parameters: dict[tuple[ir.Value, ...], ir.Value] = {}
-        self._read_before: list[ir.Value] = []
+        self._dispensable: list[ir.Value] = []
         if self._function is not None:
             # Before the walk below: a body may use nothing but a vendor's operators so far.
             self._function.opset_imports.setdefault("", model.opset_imports.get("", 1))
-            self._read_before = [formal for formal in self._function.inputs if formal.uses()]
+            self._dispensable = [formal for formal in self._function.inputs if formal.uses()]
         self.inserted = 0
         """Number of nodes inserted so far, those of bodies included."""
 
@@ -144,9 +144,15 @@ class Rewrite:
     @contextlib.contextmanager
     def prologue(self) -> Iterator[None]:
         """Insert at the start of :attr:`graph` within the block, then go on where it was before."""
+        with self.aside():
+            self._body = None
+            self.at_start()
+            yield
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Insert wherever the block says, then go on where it was before."""
         saved = (self._last, self._next, self._in_prologue, self._body)
-        self._body = None
-        self.at_start()
         yield
         self._last, self._next, self._in_prologue, self._body = saved
         if self._in_prologue:
@@ -480,6 +486,7 @@ class Rewrite:
         if dtype is not None:
             formal.type = ir.TensorType(dtype)
         body.function.inputs.append(formal)
+        self._dispensable.append(formal)
         for call, value in zip(body.calls, values, strict=True):
             call.node.resize_inputs(position + 1)
             call.node.replace_input_with(position, value)
@@ -504,6 +511,10 @@ class Rewrite:
         node.replace_input_with(index, value)
         if old is not None:
             self._lost_users.append(old)
+
+    def release(self, value: ir.Value) -> None:
+        """Let ``value``, which was made in case it is needed, go where nothing reads it."""
+        self._lost_users.append(value)
 
     # ---- the model's interface ------------------------------------------------------------------------------------
 
@@ -585,7 +596,7 @@ class Rewrite:
         body = self.body_of
         if body is None or body.function is None or not body.closed:
             return
-        unused = [formal for formal in self._read_before if not formal.uses() and not formal.is_graph_output()]
+        unused = [formal for formal in self._dispensable if not formal.uses() and not formal.is_graph_output()]
         for formal in unused:
             position = next(place for place, item in enumerate(body.function.inputs) if item is formal)
             del body.function.inputs[position]

@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import onnx_ir as ir
 
+from graphsurgery.analysis.bodies import bodies_of
 from graphsurgery.analysis.shapes import shapes_of
 from graphsurgery.contracts import ContextBound, read_context_bound, write_context_bound
-from graphsurgery.editing.column_bounds import Bounds, ColumnCutter
 from graphsurgery.errors import UsageError
 from graphsurgery.names import Names
 from graphsurgery.pass_base import Pass
+from graphsurgery.passes.bounding.editors import Editors
 from graphsurgery.passes.bounding.from_positions import PositionBound, find_position_bound
-from graphsurgery.passes.bounding.writer import ReadWriter
-from graphsurgery.patterns.cache_reads import CacheRead, find_cache_reads, written_values
+from graphsurgery.patterns.cache_reads import CacheRead, find_cache_reads
 from graphsurgery.patterns.kv_cache import find_caches
 from graphsurgery.patterns.matcher import GraphIndex
 from graphsurgery.patterns.site import Refusal, Site
+from graphsurgery.patterns.written_caches import written_caches
 from graphsurgery.rewrite import PASS_KEY, SITE_KEY, Rewrite
 from graphsurgery.site_report import Detail, PassReport, SiteReport
 
@@ -134,20 +135,25 @@ class BoundContext(Pass):
         rewrite = Rewrite(model, self.name, sites[0].id, scope="bound_context")
         told = find_position_bound(model, shapes, sites) if self.source == "positions" else None
         bound = self._bound(rewrite, told)
-        stops = written_values(find_caches(model, shapes))
-        writer = ReadWriter(rewrite, shapes, ColumnCutter(rewrite, shapes, stops), Bounds(rewrite, shapes, bound))
-        for site in sites:
+        stops = written_caches(model, shapes, find_caches(model, shapes))
+        bodies = bodies_of(model, shapes)
+        editors = Editors(rewrite, bound, self.name, stops)
+        writers = [editors.of(site.attention.body).writer for site in sites]
+        for site, writer in zip(sites, writers, strict=True):
             writer.share(site)
         details: list[dict[str, Detail]] = []
-        for site in sites:
-            rewrite.at_site(site.id, _scope(site))
+        for site, writer in zip(sites, writers, strict=True):
+            editors.at_site(site.id, _scope(site))
             details.append(writer.write(site))
-        boundaries = rewrite.commit()
+        boundaries = {body: iter(found) for body, found in editors.commit(bodies).items()}
         write_context_bound(model, self._contract())
         report.warnings += self._warnings()
-        for site, detail, boundary in zip(sites, details, boundaries, strict=True):
+        for site, detail in zip(sites, details, strict=True):
+            body = site.attention.body
             detail = {"bound": _told(self._contract()), "slots": str(site.slots), **detail}
-            reason = f"reads the first {_first(self, site)} slots"
+            where = "" if body.function is None else f"; {body.where}"
+            reason = f"reads the first {_first(self, site)} slots{where}"
+            boundary = next(boundaries[body])
             report.sites.append(SiteReport(site.id, site.kinds, site.layer, "rewritten", reason, detail, (boundary,)))
         return frozenset(value.name or "" for value in model.graph.outputs)
 
@@ -184,7 +190,8 @@ def _blocked(model: ir.Model, known: set[str]) -> list[Refusal]:
 
 def _sites_of(model: ir.Model, pass_name: str) -> set[str]:
     """Ids of the sites that a pass has rewritten in ``model``."""
-    props = (node.metadata_props for node in model.graph)
+    graphs = (model.graph, *(function.graph for function in model.functions.values()))
+    props = (node.metadata_props for graph in graphs for node in graph)
     return {item.get(SITE_KEY, "") for item in props if item.get(PASS_KEY) == pass_name}
 
 

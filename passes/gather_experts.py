@@ -132,9 +132,7 @@ class GatherExperts(Pass):
             self._rewrite_home(model, home, group, report)
         return frozenset(value.name or "" for value in model.graph.outputs)
 
-    def _rewrite_home(
-        self, model: ir.Model, home: Body | None, rest: Sequence[ExpertSite], report: PassReport
-    ) -> None:
+    def _rewrite_home(self, model: ir.Model, home: Body | None, rest: Sequence[ExpertSite], report: PassReport) -> None:
         """Rewrite the sites of the main graph, or of one function."""
         rewrite = Rewrite(model, self.name, rest[0].id, scope="gather_experts", body=home)
         shapes: ShapeView = home.view if home is not None else shapes_of(model)

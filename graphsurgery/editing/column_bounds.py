@@ -1,4 +1,8 @@
-"""Leaving out columns behind a bound: of keys, values and masks together, from as far up as they can be followed."""
+"""Leaving out columns behind a bound: of keys, values and masks together, from as far up as they can be followed.
+
+What is made from bounds that are known at the start of the graph goes as far up as what it is made of allows, so that
+everything further down may share it, in whatever order it is asked for.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,13 @@ from graphsurgery.editing.spans import Sizes, Span, as_value, least
 from graphsurgery.patterns.function_bodies import body_view
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Callable, Container
 
     from graphsurgery.analysis.dims import Dim
-    from graphsurgery.analysis.shapes import Shapes, ShapeView
+    from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.rewrite import Rewrite
 
-__all__ = ["Bounds", "ColumnCutter"]
+__all__ = ["Bounds", "ColumnCutter", "part_name"]
 
 _INT64 = ir.DataType.INT64
 
@@ -34,12 +38,14 @@ class ColumnCutter:
         rewrite: where nodes are inserted.
         shapes: of the model before the edit.
         stops: values that are sliced themselves: caches after the write.
+        bounds: where the spans come from.
     """
 
-    def __init__(self, rewrite: Rewrite, shapes: ShapeView, stops: Container[ir.Value]) -> None:
+    def __init__(self, rewrite: Rewrite, shapes: ShapeView, stops: Container[ir.Value], bounds: Bounds) -> None:
         self._rewrite = rewrite
         self._shapes = shapes
         self._stops = stops
+        self._bounds = bounds
         self._made: dict[tuple[ir.Value, Cuts], ir.Value] = {}
         self._bodies: dict[ir.Node, _BodyCutter] = {}
 
@@ -57,7 +63,15 @@ class ColumnCutter:
 
     def in_reach(self, node: ir.Node) -> bool:
         """Whether ``node`` is where this one replays nodes."""
-        return node.graph is self._rewrite.model.graph
+        return node.graph is self._rewrite.graph
+
+    def at_node(self, node: ir.Node) -> None:
+        """Insert what follows where ``node`` is."""
+        self._rewrite.before(node)
+
+    def behind(self, value: ir.Value) -> None:
+        """Insert what follows right behind ``value``."""
+        self._rewrite.after(value)
 
     def patched(self, node: ir.Node, axis: int, span: Span) -> None:
         """Let ``node``, whose input has lost the columns of ``axis`` behind ``span``, give its output without them."""
@@ -72,15 +86,19 @@ class ColumnCutter:
 
     def _make(self, value: ir.Value, cuts: Cuts) -> ir.Value:
         node = value.producer()
-        name = f"{(value.name or 'columns').rsplit('/', 1)[-1].replace('.', '_')}_part"
+        name = part_name(value)
+        early = all(self._bounds.is_at_start(span) for _, span in cuts)
         if node is not None and value not in self._stops and self.in_reach(node):
-            inputs = self._lifted(node, value, cuts)
+            inputs = self._lifted(node, value, cuts, early=early)
             if inputs is not None:
                 return self._rewrite.clone(node, inputs, name=name)
             body = self._body(node)
             if body is not None:
                 return body.of_output(value.index() or 0, cuts)
-        return cut(self._rewrite, self.whole(value), cuts, name=name)
+        whole = self.whole(value)
+        if early:
+            self.behind(value)
+        return cut(self._rewrite, whole, cuts, name=name)
 
     def _body(self, call: ir.Node) -> _BodyCutter | None:
         """The body of the function that ``call`` calls, for replaying in its place what depends on the columns."""
@@ -89,10 +107,10 @@ class ColumnCutter:
             if view is None:
                 return None
             function = self._rewrite.model.functions[call.op_identifier()]
-            self._bodies[call] = _BodyCutter(self._rewrite, view, self, call, function)
+            self._bodies[call] = _BodyCutter(self._rewrite, view, self, call, function, self._bounds)
         return self._bodies[call]
 
-    def _lifted(self, node: ir.Node, value: ir.Value, cuts: Cuts) -> list[ir.Value | None] | None:
+    def _lifted(self, node: ir.Node, value: ir.Value, cuts: Cuts, *, early: bool) -> list[ir.Value | None] | None:
         """The inputs of a copy of ``node`` that computes the slice; None where it cannot be replayed."""
         if len(node.outputs) != 1:
             return None
@@ -108,16 +126,19 @@ class ColumnCutter:
                 lengths.setdefault(patch.input, {})[patch.position] = span
             if not step.rows and not lengths:
                 return None
+        operands = {position: node.inputs[position] for position in lengths}
+        if any(item is not None and self._shapes.shape_value(item) is None for item in operands.values()):
+            return None
         inputs: list[ir.Value | None] = []
         for position, item in enumerate(node.inputs):
-            made = None
-            if item is not None and position in lengths:
-                made = self._operand(item, lengths[position])
-                if made is None:
-                    return None
-            elif item is not None:
+            made = item
+            if item is not None and position not in lengths:
                 made = self.get(item, tuple(sorted(needs.get(position, ()), key=lambda pair: pair[0])))
             inputs.append(made)
+        if early:
+            self.at_node(node)
+        for position, item in operands.items():
+            inputs[position] = None if item is None else self._operand(item, lengths[position])
         return inputs
 
     def _operand(self, operand: ir.Value, lengths: dict[int, Span]) -> ir.Value | None:
@@ -144,10 +165,17 @@ class _BodyCutter(ColumnCutter):
     """The same for values of a function's body in one call, whose nodes are copied to where the call is."""
 
     def __init__(
-        self, rewrite: Rewrite, view: ShapeView, outer: ColumnCutter, call: ir.Node, function: ir.Function
+        self,
+        rewrite: Rewrite,
+        view: ShapeView,
+        outer: ColumnCutter,
+        call: ir.Node,
+        function: ir.Function,
+        bounds: Bounds,
     ) -> None:
-        super().__init__(rewrite, view, ())
+        super().__init__(rewrite, view, (), bounds)
         self._outer = outer
+        self._call = call
         self._function = function
         self._arguments = dict(zip(function.inputs, call.inputs, strict=False))
         self._copies: dict[ir.Value, ir.Value] = {}
@@ -170,12 +198,28 @@ class _BodyCutter(ColumnCutter):
         assert node is not None
         if value not in self._copies:
             inputs = [None if item is None else self.whole(item) for item in node.inputs]
-            self._copies[value] = self._rewrite.clone(node, inputs, name=(value.name or "copy").replace("/", "_"))
+            with self._rewrite.aside():
+                # Where the call is: whatever else wants it may read it there.
+                self.at_node(node)
+                self._copies[value] = self._rewrite.clone(node, inputs, name=(value.name or "copy").replace("/", "_"))
         return self._copies[value]
 
     def in_reach(self, node: ir.Node) -> bool:
         """See :meth:`ColumnCutter.in_reach`."""
         return node.graph is self._function.graph
+
+    def at_node(self, node: ir.Node) -> None:
+        """See :meth:`ColumnCutter.at_node`: all of the body is where the call is."""
+        self._outer.at_node(self._call)
+
+    def behind(self, value: ir.Value) -> None:
+        """See :meth:`ColumnCutter.behind`."""
+        self._outer.at_node(self._call)
+
+
+def part_name(value: ir.Value) -> str:
+    """What the first columns of ``value`` are called."""
+    return f"{(value.name or 'columns').rsplit('/', 1)[-1].replace('.', '_')}_part"
 
 
 class Bounds:
@@ -184,15 +228,16 @@ class Bounds:
     Args:
         rewrite: where nodes are inserted.
         shapes: of the model before the edit.
-        bound: C, int64 ``[1]``, made at the start of the graph.
+        bound: gives C, int64 ``[1]``, made at the start of the graph.
     """
 
-    def __init__(self, rewrite: Rewrite, shapes: Shapes, bound: ir.Value) -> None:
+    def __init__(self, rewrite: Rewrite, shapes: ShapeView, bound: Callable[[], ir.Value]) -> None:
         self._rewrite = rewrite
         self._shapes = shapes
         self._bound = bound
         self._sizes = Sizes(rewrite, shapes)
         self._spans: dict[Dim, Span] = {}
+        self._at_start: set[ir.Value] = set()
 
     def share(self, slots: Dim, seen_on: tuple[ir.Value, int]) -> None:
         """Make the bound for ``slots`` now where it can be made at the start of the graph: it belongs to no one site."""
@@ -205,12 +250,17 @@ class Bounds:
             return self._spans[slots]
         size = self._sizes.bound(slots, seen_on)
         if not self._sizes.is_shared(slots):
-            end = least(self._rewrite, self._bound, as_value(self._rewrite, size))
+            end = least(self._rewrite, self._bound(), as_value(self._rewrite, size))
             return Span(0, end, end)
         with self._rewrite.prologue():
-            end = least(self._rewrite, self._bound, as_value(self._rewrite, size))
+            end = least(self._rewrite, self._bound(), as_value(self._rewrite, size))
         self._spans[slots] = Span(0, end, end)
+        self._at_start.add(end)
         return self._spans[slots]
+
+    def is_at_start(self, span: Span) -> bool:
+        """Whether ``span`` is known at the start of the graph."""
+        return not isinstance(span.end, ir.Value) or span.end in self._at_start
 
     def keep_sizes(self, value: ir.Value, slots: Dim, seen_on: tuple[ir.Value, int]) -> None:
         """Let Shape nodes that read ``value``, whose last axis has lost columns, go on telling N."""

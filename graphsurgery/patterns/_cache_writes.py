@@ -13,7 +13,7 @@ from graphsurgery.patterns.matcher import is_op
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
-    from graphsurgery.analysis.shapes import Shapes
+    from graphsurgery.analysis.shapes import Shapes, ShapeView
     from graphsurgery.patterns._cache_names import CacheKind
 
 __all__ = ["CacheForm", "Write", "find_write", "kind_by_use"]
@@ -157,7 +157,7 @@ def find_write(model: ir.Model, output: ir.Value, inputs: Container[ir.Value], s
             node = value.producer()
             if node is None:
                 continue
-            write = _write_of(walk, node, value, calls, inputs, shapes)
+            write = _write_of(walk, node, value, calls, inputs, _inside(shapes, calls))
             if write is not None:
                 if cut and write.form == "concat":
                     return dataclasses.replace(write, window=window, cut=True)
@@ -168,6 +168,17 @@ def find_write(model: ir.Model, output: ir.Value, inputs: Container[ir.Value], s
     return None
 
 
+def _inside(shapes: ShapeView, calls: _Call) -> ShapeView:
+    """The shapes in the body of the innermost of ``calls``; those of the main graph where they are not known."""
+    view = shapes
+    for call in calls:
+        try:
+            view = view.in_call(call)
+        except ValueError:
+            return shapes
+    return view
+
+
 def _kept(node: ir.Node) -> int | None:
     """W of a Slice that keeps the last W positions."""
     start = const_int(node.inputs[1]) if len(node.inputs) > 1 else None
@@ -175,7 +186,7 @@ def _kept(node: ir.Node) -> int | None:
 
 
 def _write_of(
-    walk: _Walk, node: ir.Node, value: ir.Value, calls: _Call, inputs: Container[ir.Value], shapes: Shapes
+    walk: _Walk, node: ir.Node, value: ir.Value, calls: _Call, inputs: Container[ir.Value], shapes: ShapeView
 ) -> Write | None:
     fused = _FUSED.get((node.domain, node.op_type))
     if fused is not None:
@@ -234,7 +245,7 @@ def _rank(value: ir.Value) -> int | None:
     return None if value.shape is None else len(value.shape)
 
 
-def _slot_axis(node: ir.Node, shapes: Shapes) -> int | None:
+def _slot_axis(node: ir.Node, shapes: ShapeView) -> int | None:
     """The axis of the data of a scatter that its indices count positions on."""
     if node.op_type == "ScatterND":
         # Indices ``[.., K]`` address the first K axes, the positions last.

@@ -240,10 +240,11 @@ class _Reader:
                 return size
         # A padding mask may count its columns by a name of its own; added to the scores they are as many as the keys.
         for node in chain:
-            size = self._shapes.dim(node.outputs[0], -1)
-            both = size is not None and size != total and same_size(size, total)
-            if both and any(not runs_along(other, total) and same_size(other, size) for other in named):
-                return size
+            made = self._shapes.dim(node.outputs[0], -1)
+            if made is None or made == total or not same_size(made, total):
+                continue
+            if any(not runs_along(other, total) and same_size(other, made) for other in named):
+                return made
         return total
 
     def _query_by_heads(self, query: ir.Value) -> ir.Value:

@@ -2,14 +2,15 @@
 
 From each attention the keys and values are followed up, slot by slot, to the cache after the write: through layout,
 expansion over heads, casts and dequantisation, products that make keys of a latent cache, and reads by index. What is
-found is a :class:`CacheRead`: the edges on which columns of slots could be left out together. Alphabet: B batch, S query
-length, N slots, G KV heads, H heads, D head size.
+found is a :class:`CacheRead`: the edges on which columns of slots could be left out together. In the body of a function
+that must hold for all calls: where it takes keys from a parameter, what each call hands over is followed. Alphabet: B
+batch, S query length, N slots, G KV heads, H heads, D head size.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from graphsurgery.analysis.slices import Blocked, RowAxis, lift
 from graphsurgery.patterns.attention import find_attentions
@@ -21,19 +22,20 @@ from graphsurgery.patterns.kv_cache import find_caches
 from graphsurgery.patterns.matcher import is_op
 from graphsurgery.patterns.products import read_product
 from graphsurgery.patterns.site import Refusal, Site
-from graphsurgery.patterns.write_positions import write_of
+from graphsurgery.patterns.written_caches import Written, written_caches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     import onnx_ir as ir
 
+    from graphsurgery.analysis.bodies import Body
     from graphsurgery.analysis.dims import Dim
     from graphsurgery.analysis.shapes import Shapes, ShapeView
     from graphsurgery.patterns.kv_cache import CacheSite
     from graphsurgery.patterns.matcher import GraphIndex
 
-__all__ = ["CacheRead", "ColumnEdge", "find_cache_reads", "written_values"]
+__all__ = ["CacheRead", "ColumnEdge", "find_cache_reads"]
 
 _LAYOUT = frozenset(
     {
@@ -83,29 +85,10 @@ class CacheRead(Site):
         return "sliding" in self.kinds
 
 
-Written: TypeAlias = "Mapping[ir.Value, CacheSite]"
-
-
-def written_values(caches: Iterable[CacheSite]) -> dict[ir.Value, CacheSite]:
-    """Each cache of a fixed size after the write, in every layout between the write and the output."""
-    found: dict[ir.Value, CacheSite] = {}
-    for cache in caches:
-        if cache.form != "scatter" or cache.cross or cache.axis is None:
-            continue
-        value: ir.Value | None = cache.output
-        while value is not None:
-            found[value] = cache
-            node = value.producer()
-            if node is None or node.domain or node.op_type not in _LAYOUT:
-                break
-            value = node.inputs[0]
-    return found
-
-
 def find_cache_reads(model: ir.Model, shapes: Shapes, index: GraphIndex) -> list[CacheRead | Refusal]:
     """Every attention, as a :class:`CacheRead` or a refusal that says why its columns cannot be bounded."""
     caches = find_caches(model, shapes)
-    finder = _Finder(model, shapes, written_values(caches), {item.output: item for item in caches})
+    finder = _Finder(model, shapes, written_caches(model, shapes, caches), {item.output: item for item in caches})
     return [site if isinstance(site, Refusal) else finder.read(site) for site in find_attentions(model, shapes, index)]
 
 
@@ -142,10 +125,17 @@ class _Place:
 
 
 class _Finder:
-    def __init__(self, model: ir.Model, shapes: Shapes, written: Written, caches: Mapping[ir.Value, CacheSite]) -> None:
+    def __init__(
+        self,
+        model: ir.Model,
+        main: Shapes,
+        written: Mapping[Body, Mapping[ir.Value, Written]],
+        caches: Mapping[ir.Value, CacheSite],
+    ) -> None:
         self._model = model
-        self._shapes = shapes
+        self._main = main
         self._written = written
+        self._origins: dict[tuple[ir.Value, int, Body], _Origin] = {}
         self._by_output = caches
         self._by_input = {item.input: item for item in caches.values() if item.input is not None}
 
@@ -158,21 +148,28 @@ class _Finder:
     def _read(self, site: AttentionSite | FusedAttention) -> CacheRead:
         end: int | None = None
         anchor = site.softmax if isinstance(site, AttentionSite) else site.node
-        if anchor.graph is not self._model.graph:
+        if anchor.graph is not site.body.graph:
             raise _NotBoundedError(
-                f"the attention around {anchor.op_type} {anchor.name!r} is inside a function, branch or loop: bound the "
-                "context before layers become functions, or inline them first"
+                f"the attention around {anchor.op_type} {anchor.name!r} is inside a branch or loop, which cannot be "
+                "bounded"
+            )
+        if not site.body.closed:
+            function = site.body.function
+            raise _NotBoundedError(
+                f"the attention around {anchor.op_type} {anchor.name!r} is inside function "
+                f"{function.name if function is not None else ''!r}, which a function without calls calls too, so that "
+                "it cannot get a bound: run inline-functions first"
             )
         if isinstance(site, FusedAttention):
-            operands = fused_operands(site, self._shapes)
+            operands = fused_operands(site, site.body.view)
             if isinstance(operands, str):
                 raise _NotBoundedError(operands)
             edges = [ColumnEdge(site.node, position, axis) for position, axis in operands]
         else:
             edges = self._decomposed(site)
             end = self._inside(site)
-        keys, values = (self._behind(edge) for edge in edges[:2])
-        slots = self._size(edges[0])
+        keys, values = (self._behind(edge, site.body) for edge in edges[:2])
+        slots = self._size(edges[0], site.body.view)
         caches = {**keys, **values}
         windows = any(cache.sliding for cache in caches.values())
         kinds = tuple(kind for kind in site.kinds if kind not in ("sliding", "full"))
@@ -188,9 +185,9 @@ class _Finder:
             sink_end=end,
         )
 
-    def _size(self, edge: ColumnEdge) -> Dim:
+    def _size(self, edge: ColumnEdge, view: ShapeView) -> Dim:
         value = edge.node.inputs[edge.index]
-        size = self._shapes.dim(value, edge.axis) if value is not None else None
+        size = view.dim(value, edge.axis) if value is not None else None
         if size is None:
             raise _NotBoundedError(f"the shape of its keys {value.name if value else ''!r} is not known")
         return size
@@ -203,7 +200,7 @@ class _Finder:
         edges = []
         for node, plain in ((site.scores, (-1, -2)), (site.product, (-2, -1))):
             value = node.inputs[1]
-            rank = self._shapes.rank(value) if value is not None else None
+            rank = site.body.view.rank(value) if value is not None else None
             if rank is None:
                 raise _NotBoundedError(f"the shape of {value.name if value else ''!r} is not known")
             edges.append(ColumnEdge(node, 1, rank + read_product(node).axes(plain)[0]))
@@ -220,23 +217,23 @@ class _Finder:
                 joined = node is site.sink.join
                 continue
             if is_op(node, "Reshape"):
-                self._check_reshape(node, joined=joined)
+                self._check_reshape(node, site.body.view, joined=joined)
             elif is_op(node, "Concat") or (is_op(node, "Slice") and node in site.tail):
                 raise _NotBoundedError(f"node {node.name!r} ({node.op_type}) works along its columns")
             for reader in (use.node for value in node.outputs for use in value.uses()):
                 if is_op(reader, "Size") or (joined and is_op(reader, "Shape")):
                     raise _NotBoundedError(f"node {reader.name!r} ({reader.op_type}) counts its columns")
-        end = sink_end(site, self._shapes) if site.sink is not None else None
+        end = sink_end(site, site.body.view) if site.sink is not None else None
         if isinstance(end, str):
             raise _NotBoundedError(end)
         return end
 
-    def _check_reshape(self, node: ir.Node, *, joined: bool) -> None:
-        rank = self._shapes.rank(node.outputs[0])
-        step = lift(node, 0, RowAxis((rank or 1) - 1), self._shapes, self._model)
+    def _check_reshape(self, node: ir.Node, view: ShapeView, *, joined: bool) -> None:
+        rank = view.rank(node.outputs[0])
+        step = lift(node, 0, RowAxis((rank or 1) - 1), view, self._model)
         if isinstance(step, Blocked):
             raise _NotBoundedError(step.reason)
-        known = node.inputs[1] is not None and self._shapes.shape_value(node.inputs[1]) is not None
+        known = node.inputs[1] is not None and view.shape_value(node.inputs[1]) is not None
         if step.patches and (joined or not known):
             raise _NotBoundedError(f"node {node.name!r} fixes the number of columns")
 
@@ -248,7 +245,7 @@ class _Finder:
             for position, value in enumerate(node.inputs):
                 if value is None or value in inside or self._is_layout_operand(node, position, site):
                     continue
-                shape = self._shapes.shape(value)
+                shape = site.body.view.shape(value)
                 if shape is None:
                     raise _NotBoundedError(f"the shape of {value.name!r}, which its scores meet, is not known")
                 if not shape or shape[-1] == 1:
@@ -267,31 +264,47 @@ class _Finder:
 
     # ---- up to the caches -----------------------------------------------------------------------------------------
 
-    def _behind(self, edge: ColumnEdge) -> dict[ir.Value, CacheSite]:
-        """The caches of a fixed size whose slots are the columns of an operand."""
+    def _behind(self, edge: ColumnEdge, root: Body) -> dict[ir.Value, CacheSite]:
+        """The caches of a fixed size whose slots are the columns of an operand; of all calls where it is in a body."""
         value = edge.node.inputs[edge.index]
         assert value is not None
-        origin = _Origin()
-        pending = [_Place(value, edge.axis, None)]
-        seen: set[tuple[ir.Value, int, ir.Node | None]] = set()
-        while pending and len(seen) < _MAX_VALUES:
-            for place in self._above(pending.pop(), origin):
-                key = (place.value, place.axis, place.body.call if place.body is not None else None)
-                if key not in seen:
-                    seen.add(key)
-                    pending.append(place)
+        origin = self._origin(value, edge.axis, root)
         if not origin.caches:
             reason = next(iter(origin.others), f"{value.name!r} comes from no cache of a fixed size")
             raise _NotBoundedError(reason)
         return origin.caches
 
-    def _above(self, place: _Place, origin: _Origin) -> list[_Place]:
+    def _origin(self, value: ir.Value, axis: int, root: Body) -> _Origin:
+        """What axis ``axis`` of ``value``, which is in ``root``, comes from."""
+        known = self._origins.get((value, axis, root))
+        if known is not None:
+            return known
+        origin = self._origins[value, axis, root] = _Origin()
+        try:
+            self._walk(_Place(value, axis, None), root, origin)
+        except _NotBoundedError:
+            # Half a walk is not to be taken for a whole one by the next that comes here.
+            del self._origins[value, axis, root]
+            raise
+        return origin
+
+    def _walk(self, start: _Place, root: Body, origin: _Origin) -> None:
+        pending = [start]
+        seen: set[tuple[ir.Value, int, ir.Node | None]] = set()
+        while pending and len(seen) < _MAX_VALUES:
+            for place in self._above(pending.pop(), root, origin):
+                key = (place.value, place.axis, place.body.call if place.body is not None else None)
+                if key not in seen:
+                    seen.add(key)
+                    pending.append(place)
+
+    def _above(self, place: _Place, root: Body, origin: _Origin) -> list[_Place]:
         """The values one node up that carry the columns; what ends here is noted."""
         value, axis, body = place.value, place.axis, place.body
-        cache = self._written.get(value)
-        if cache is not None:
-            self._check_axis(value, axis, cache)
-            origin.caches.setdefault(cache.output, cache)
+        written = self._written[root].get(value)
+        if written is not None:
+            self._check_axis(value, axis, written, root)
+            origin.caches.update((cache.output, cache) for cache in written.caches)
             return []
         if body is not None and value in body.arguments:
             argument = body.arguments[value]
@@ -301,23 +314,39 @@ class _Finder:
         if other is not None or node is None:
             if other is not None:
                 origin.others.setdefault(_unbounded(other))
+            elif root.function is not None:
+                self._handed_over(value, axis, root, origin)
             return []
-        view = self._shapes if body is None else body.view
+        view = root.view if body is None else body.view
         step = lift(node, value.index() or 0, RowAxis(axis), view, self._model)
         if isinstance(step, Blocked):
             inner = self._into(node, view, body)
             if inner is not None:
                 return [_Place(inner.function.outputs[value.index() or 0], axis, inner)]
-            origin.others.setdefault(self._blocked(node, step.reason))
+            origin.others.setdefault(self._blocked(node, step.reason, root))
             return []
         if is_op(node, *_INDEXED) and 1 in step.rows and 0 not in step.rows:
-            self._read_by_index(node, body, origin)
+            self._read_by_index(node, body, root, origin)
         found = []
         for position, need in step.rows.items():
             item = node.inputs[position]
             if item is not None and not need.flat:
                 found.append(_Place(item, need.axis, body))
         return found
+
+    def _handed_over(self, formal: ir.Value, axis: int, root: Body, origin: _Origin) -> None:
+        """What the columns of a parameter come from in the calls: caches in all of them, or in none."""
+        given = [self._origin(value, axis, caller) for value, caller in root.arguments(formal)]
+        for found in given:
+            origin.caches.update(found.caches)
+            origin.others.update(found.others)
+        if any(found.caches for found in given) and not all(found.caches for found in given):
+            name = root.function.name if root.function is not None else ""
+            why = next(iter(origin.others), f"{formal.name!r} is something else in others")
+            raise _NotBoundedError(
+                f"some calls of function {name!r} hand over a cache of a fixed size for {formal.name!r}, others do not: "
+                f"{why}; run inline-functions first"
+            )
 
     def _into(self, call: ir.Node, view: ShapeView, outer: _Body | None) -> _Body | None:
         inner = body_view(call, view, self._model)
@@ -326,38 +355,57 @@ class _Finder:
         function = self._model.functions[call.op_identifier()]
         return _Body(call, function, inner, dict(zip(function.inputs, call.inputs, strict=True)), outer)
 
-    def _check_axis(self, value: ir.Value, axis: int, cache: CacheSite) -> None:
+    def _check_axis(self, value: ir.Value, axis: int, written: Written, root: Body) -> None:
         # A mask over slots, or a function, does not tell where they are.
-        told = is_op(write_of(cache), "ScatterND", "ScatterElements", "Scatter", "TensorScatter")
-        if not told:
+        if not is_op(written.node, "ScatterND", "ScatterElements", "Scatter", "TensorScatter"):
             return
-        if value is cache.output and cache.axis is not None and axis != cache.axis:
-            raise _NotBoundedError(f"its columns are axis {axis} of {value.name!r}, whose slots are axis {cache.axis}")
-        size, slots = self._shapes.dim(value, axis), self._shapes.dim(cache.output, cache.axis or 0)
-        if isinstance(size, int) and isinstance(slots, int) and size != slots:
-            raise _NotBoundedError(f"its columns are not the slots of {cache.output.name!r}")
+        for cache in written.caches:
+            name = cache.output.name
+            if written.same_layout and cache.axis is not None and axis != cache.axis:
+                raise _NotBoundedError(f"its columns are axis {axis} of {value.name!r}, whose slots are axis {cache.axis}")
+            size, slots = root.view.dim(value, axis), self._main.dim(cache.output, cache.axis or 0)
+            if isinstance(size, int) and isinstance(slots, int) and size != slots:
+                raise _NotBoundedError(f"its columns are not the slots of {name!r}")
 
-    def _read_by_index(self, node: ir.Node, body: _Body | None, origin: _Origin) -> None:
+    def _read_by_index(self, node: ir.Node, body: _Body | None, root: Body, origin: _Origin) -> None:
         """A read of chosen slots: the indices have the columns, the cache is what they point into."""
         value, steps = node.inputs[0], 0
         while value is not None and steps < _MAX_VALUES:
             steps += 1
-            cache = self._written.get(value)
-            if cache is not None:
-                origin.caches.setdefault(cache.output, cache)
+            written = self._written[root].get(value)
+            if written is not None:
+                origin.caches.update((cache.output, cache) for cache in written.caches)
                 return
             if body is not None and value in body.arguments:
                 value, body = body.arguments[value], body.outer
                 continue
             above = value.producer()
+            if above is None and root.function is not None:
+                self._read_from_parameter(value, root, origin)
+                return
             if above is None or above.domain or above.op_type not in (*_LAYOUT, "Gather"):
                 return
             value = above.inputs[0]
 
-    def _blocked(self, node: ir.Node, reason: str) -> str:
+    def _read_from_parameter(self, formal: ir.Value, root: Body, origin: _Origin) -> None:
+        """The same where what is read comes from the calls: of all of them, or of none."""
+        given = []
+        for value, caller in root.arguments(formal):
+            found = _Origin()
+            written = self._written[caller].get(value)
+            if written is not None:
+                found.caches.update((cache.output, cache) for cache in written.caches)
+            elif value.producer() is None and caller.function is not None:
+                self._read_from_parameter(value, caller, found)
+            given.append(found)
+        if given and all(found.caches for found in given):
+            for found in given:
+                origin.caches.update(found.caches)
+
+    def _blocked(self, node: ir.Node, reason: str, root: Body) -> str:
         """Why the walk ended at ``node``, in the words of caches where one is near."""
         for item in node.inputs:
-            value = item
+            value, body = item, root
             for _ in range(8):
                 if value is None:
                     break
@@ -365,6 +413,10 @@ class _Finder:
                 if cache is not None:
                     return _unbounded(cache)
                 above = value.producer()
+                given = body.arguments(value) if above is None else ()
+                if given:
+                    value, body = given[0]
+                    continue
                 if above is None or above.domain or above.op_type not in (*_LAYOUT, "Gather", "Expand"):
                     break
                 value = above.inputs[0]

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from graphsurgery.analysis.constants import const_int
 
 if TYPE_CHECKING:
-    from graphsurgery.analysis.shapes import Shapes
+    from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.patterns.attention_sites import AttentionSite
 
 __all__ = ["sink_end"]
 
 
-def sink_end(site: AttentionSite, shapes: Shapes) -> int | str | None:
+def sink_end(site: AttentionSite, shapes: ShapeView) -> int | str | None:
     """Whether the cut behind the softmax drops the sink whatever the number of columns.
 
     Returns:

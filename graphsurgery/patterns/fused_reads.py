@@ -9,13 +9,13 @@ from graphsurgery.patterns.attention_spelled import SpelledAttention
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from graphsurgery.analysis.shapes import Shapes
+    from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.patterns.attention_sites import FusedAttention
 
 __all__ = ["fused_operands"]
 
 
-def fused_operands(site: FusedAttention, shapes: Shapes) -> list[tuple[int, int]] | str:
+def fused_operands(site: FusedAttention, shapes: ShapeView) -> list[tuple[int, int]] | str:
     """(input, axis) of keys, values and masks, in this order, or why columns cannot be left out.
 
     Leaving out the last columns of all of them is exact where a mask, causality from the first key on, or the number of
@@ -45,7 +45,7 @@ def _other_outputs(node: ir.Node) -> str | None:
 
 
 def _columns(
-    node: ir.Node, shapes: Shapes, inputs: tuple[int, int], three: tuple[int, int]
+    node: ir.Node, shapes: ShapeView, inputs: tuple[int, int], three: tuple[int, int]
 ) -> list[tuple[int, int]] | str:
     """Where keys and values, of rank 4 ``[B, G, T, D]`` or 3 ``[B, T, G*D]``, have their columns."""
     found: list[tuple[int, int]] = []
@@ -58,7 +58,7 @@ def _columns(
     return found
 
 
-def _standard(node: ir.Node, shapes: Shapes) -> list[tuple[int, int]] | str:
+def _standard(node: ir.Node, shapes: ShapeView) -> list[tuple[int, int]] | str:
     """The operator of opset 23 and later."""
     past = _given(node, 4)
     if past is not None:
@@ -81,7 +81,7 @@ def _standard(node: ir.Node, shapes: Shapes) -> list[tuple[int, int]] | str:
     return found if masked else "nothing masks its keys: every slot of the cache is attended"
 
 
-def _multi_head(node: ir.Node, shapes: Shapes) -> list[tuple[int, int]] | str:
+def _multi_head(node: ir.Node, shapes: ShapeView) -> list[tuple[int, int]] | str:
     """MultiHeadAttention of ONNX Runtime: a padding mask ``[B, T]`` and an additive one ``[.., S, T]``."""
     past = _given(node, 6)
     if past is not None:

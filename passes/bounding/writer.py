@@ -10,7 +10,7 @@ from graphsurgery.patterns.attention_sites import AttentionSite
 from graphsurgery.patterns.matcher import is_op
 
 if TYPE_CHECKING:
-    from graphsurgery.analysis.shapes import Shapes
+    from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.editing.column_bounds import Bounds, ColumnCutter
     from graphsurgery.editing.spans import Span
     from graphsurgery.patterns.cache_reads import CacheRead, ColumnEdge
@@ -30,7 +30,7 @@ class ReadWriter:
         bounds: C for each N.
     """
 
-    def __init__(self, rewrite: Rewrite, shapes: Shapes, cutter: ColumnCutter, bounds: Bounds) -> None:
+    def __init__(self, rewrite: Rewrite, shapes: ShapeView, cutter: ColumnCutter, bounds: Bounds) -> None:
         self._rewrite = rewrite
         self._shapes = shapes
         self._cutter = cutter
@@ -54,8 +54,13 @@ class ReadWriter:
             self._patch_chain(site.attention, site.sink_end, span)
             self._forget_columns(site.attention, site, seen_on)
         name = output.name or ""
-        bound = [span.end] if isinstance(span.end, ir.Value) else []
-        self._rewrite.record([query, *before], [name], [query, *after, *bound], [name])
+        bound = [span.end] if isinstance(span.end, ir.Value) and span.end.uses() else []
+        function = site.attention.body.function
+        scope = "main" if function is None else function.name
+        self._rewrite.record([query, *before], [name], [query, *after, *bound], [name], scope)
+        if isinstance(span.end, ir.Value):
+            # Callers that hand over what is cut already leave nothing to do with it here.
+            self._rewrite.release(span.end)
         return {"caches": [cache.output.name for cache in site.caches]}
 
     def _value(self, edge: ColumnEdge) -> ir.Value:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from graphsurgery.editing.versioned_ops import INT64_MAX, slice_axis, squeeze, unsqueeze
 from graphsurgery.passes.experts.parameters import Parameters
 from graphsurgery.passes.experts.steps import StepWriter
-from graphsurgery.patterns.expert_sites import ROUTE_WEIGHT, TOKEN_ROW
+from graphsurgery.patterns.expert_sites import ROUTE_WEIGHT, TOKEN_ROW, RowInput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,9 +67,9 @@ class BlockSource:
         self.dtype = shapes.dtype(site.tokens)
         self.rank = shapes.rank(site.tokens) or 2
         weight = shapes.dtype(site.weights) if site.weights is not None else None
-        starts = {TOKEN_ROW: self.dtype, ROUTE_WEIGHT: weight}
-        self.core_dtype = program.dtype(program.result, starts)
-        self.result_dtype = program.dtype(len(program.steps) - 1, starts)
+        rows: dict[RowInput, ir.DataType | None] = {TOKEN_ROW: self.dtype, ROUTE_WEIGHT: weight}
+        self.core_dtype = program.dtype(program.result, rows)
+        self.result_dtype = program.dtype(len(program.steps) - 1, rows)
         self.size = site.tokens_dim if isinstance(site.tokens_dim, int) else None
         self._cache: dict[tuple[str, ir.Graph], ir.Value] = {}
 

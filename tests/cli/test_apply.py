@@ -302,7 +302,9 @@ def test_absent_weights(run, cases_dir, tmp_path):
     for file in (f"{name}.onnx", f"{name}.short.data"):
         shutil.copy(cases_dir / file, tmp_path)
     before = digests(tmp_path)
-    done = run("apply", tmp_path / f"{name}.onnx", "-p", "prune-last-token", "-o", tmp_path / "out.onnx", "--verify=outputs")
+    done = run(
+        "apply", tmp_path / f"{name}.onnx", "-p", "prune-last-token", "-o", tmp_path / "out.onnx", "--verify=outputs"
+    )
     assert done.code == 5
     assert f"{name}.short.data" in done.last_line
     assert done.last_line.startswith("graphsurgery: The result could not be checked against ")

@@ -133,11 +133,9 @@ class BlockAttention(Pass):
         """The site where it is to be written out and blocked, else a refusal."""
         if isinstance(site, Refusal):
             return site
-        spelled = isinstance(site, SpelledAttention)
         reason = why_not_unfused(site)
-        if reason is None and not self._blocks_wanted():
-            what = f"the attention of node {site.node.name!r} is read" if spelled else f"node {site.node.name!r} is one"
-            reason = f"{what}{' as it is spelled' if spelled else ' operator'}, and no blocks are asked for"
+        if reason is None and not isinstance(site, SpelledAttention) and not self._blocks_wanted():
+            reason = f"node {site.node.name!r} is one operator, and no blocks are asked for"
         if reason is None:
             return site
         return Refusal(id=site.id, kinds=site.kinds, layer=site.layer, reason=reason)
@@ -164,13 +162,19 @@ class BlockAttention(Pass):
 
     def usable(self, site: AttentionSite) -> Site:
         """The site, or a refusal where a block option cannot be honoured for it."""
+        done = "already blocked: an earlier run made its nodes" if self.site_done(site) else None
+        reason = done or self.why_not(site)
+        if reason is None:
+            return site
+        return Refusal(id=site.id, kinds=site.kinds, layer=site.layer, reason=reason)
+
+    def why_not(self, site: AttentionSite) -> str | None:
+        """Why the attention cannot be divided; None where it can."""
         opset, view = site.body.opset, site.body.view
         site_rank = view.shape(site.product.outputs[0]) or ()
         plan_needs = _LOOP_OPSET if self._loops(site.length) else 11
         reason = None
-        if self.site_done(site):
-            reason = "already blocked: an earlier run made its nodes"
-        elif site.probabilities_read is not None:
+        if site.probabilities_read is not None:
             reason = f"its scores or probabilities are also read by {site.probabilities_read}"
         elif len(site_rank) == 3 and not (isinstance(site.heads, int) and isinstance(site_rank[-1], int)):
             reason = "batch and heads are on one axis, and the number of heads or features is not known"
@@ -180,9 +184,7 @@ class BlockAttention(Pass):
             reason = f"an operand of its chain cannot be cut to blocks: {unclear}"
         elif self._key_blocks_wanted() and (why := keys_blockable(site)) is not None:
             reason = f"its keys cannot be blocked: {why}"
-        if reason is None:
-            return site
-        return Refusal(id=site.id, kinds=site.kinds, layer=site.layer, reason=reason)
+        return reason
 
     def site_done(self, site: AttentionSite) -> bool:
         """Whether the site is the work of an earlier run of this pass."""
@@ -207,7 +209,7 @@ class BlockAttention(Pass):
         self, model: ir.Model, sites: Sequence[AttentionSite | FusedAttention], report: PassReport
     ) -> frozenset[str]:
         """See :meth:`Pass.rewrite`."""
-        plans = [(site, *self._within_budget(site).plan(site)) for site in self._written_out(model, sites)]
+        plans = [(site, *self._within_budget(site).plan(site)) for site in self._written_out(model, sites, report)]
         for places in _by_graph(plans, lambda item: item[0]):
             self._rewrite_graph(model, places, report)
         return frozenset(value.name or "" for value in model.graph.outputs)
@@ -245,8 +247,13 @@ class BlockAttention(Pass):
             reason = _what(site, plan) + where + note + whole
             report.sites.append(SiteReport(site.id, site.kinds, site.layer, "rewritten", reason, detail, (boundary,)))
 
-    def _written_out(self, model: ir.Model, sites: Sequence[AttentionSite | FusedAttention]) -> list[AttentionSite]:
-        """The sites with fused operators written out, found again by their value products."""
+    def _written_out(
+        self, model: ir.Model, sites: Sequence[AttentionSite | FusedAttention], report: PassReport
+    ) -> list[AttentionSite]:
+        """The sites with fused operators written out, found again by their value products.
+
+        What turns out to be beyond division only then stays as it is written out, and is reported so.
+        """
         fused = {site.id: site for site in sites if isinstance(site, FusedAttention)}
         if not fused:
             return [site for site in sites if isinstance(site, AttentionSite)]
@@ -263,15 +270,21 @@ class BlockAttention(Pass):
             for site in find_attentions(model, shapes_of(model), GraphIndex(model))
             if isinstance(site, AttentionSite)
         }
-        again = {
-            fused_site.id: dataclasses.replace(
-                found[product], id=fused_site.id, layer=fused_site.layer, kinds=fused_site.kinds
-            )
-            for product, fused_site in products.items()
-        }
+        again: dict[str, AttentionSite] = {}
+        for product, fused_site in products.items():
+            site_again = found.get(product)
+            why = "it cannot be read" if site_again is None else self._within_budget(site_again).why_not(site_again)
+            if site_again is not None and why is None:
+                again[fused_site.id] = dataclasses.replace(
+                    site_again, id=fused_site.id, layer=fused_site.layer, kinds=fused_site.kinds
+                )
+                continue
+            reason = f"written out, and not divided: {why}"
+            report.sites.append(SiteReport(fused_site.id, fused_site.kinds, fused_site.layer, "rewritten", reason))
         kept = {site.id: found[site.product] for site in sites if isinstance(site, AttentionSite)}
+        here = [again.get(site.id) or kept.get(site.id) for site in sites]
         return [
-            again[site.id] if site.id in again else dataclasses.replace(kept[site.id], id=site.id) for site in sites
+            dataclasses.replace(place, id=site.id) for place, site in zip(here, sites, strict=True) if place is not None
         ]
 
     def plan(self, site: AttentionSite) -> tuple[BlockPlan, str]:

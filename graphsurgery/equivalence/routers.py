@@ -16,7 +16,7 @@ import onnx.inliner
 from graphsurgery.equivalence.protos import Scope
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from graphsurgery.contracts import RowSelection
     from graphsurgery.equivalence.feeds import Array
@@ -60,13 +60,13 @@ def with_bodies_inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def find_routers(proto: onnx.ModelProto) -> tuple[list[Router], int]:
-    """Routers of the main graph in its order, and the number of TopK nodes in subgraphs, which are not looked at.
+    """Routers of the main graph in execution order, and the number of TopK nodes in subgraphs, which are not looked at.
 
     A router is a TopK for the largest, with a constant K, of floats that a projection leads to.
     """
     scope = Scope.of(proto)
     routers: list[Router] = []
-    for node in proto.graph.node:
+    for node in _in_order(proto.graph.node):
         if node.op_type != "TopK" or not _largest(node) or not _constant(scope, node.input[1]):
             continue
         if len(node.output) > 1 and node.output[1] and _from_projection(scope, node.input[0]):
@@ -79,6 +79,41 @@ def find_routers(proto: onnx.ModelProto) -> tuple[list[Router], int]:
         for inner in attribute.g.node
     )
     return routers, hidden
+
+
+def _in_order(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """The nodes such that each comes behind those that it reads, whatever order the file has them in."""
+    makers = {name: number for number, node in enumerate(nodes) for name in node.output if name}
+    reads = [
+        [makers[name] for name in [*node.input, *_captured(node)] if name in makers and name not in node.output]
+        for node in nodes
+    ]
+    ordered: list[onnx.NodeProto] = []
+    done, open_ = set[int](), set[int]()
+    for first in range(len(nodes)):
+        stack = [first]
+        while stack:
+            number = stack[-1]
+            # What is open already lies on a cycle; such a file is no model, and no order is looked for.
+            waiting = [] if number in open_ else [item for item in reads[number] if item not in done]
+            open_.add(number)
+            if waiting:
+                stack += waiting
+                continue
+            stack.pop()
+            if number not in done:
+                done.add(number)
+                ordered.append(nodes[number])
+    return ordered
+
+
+def _captured(node: onnx.NodeProto) -> Iterator[str]:
+    """Names that the subgraphs of ``node`` read, their own among them."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            for inner in attribute.g.node:
+                yield from inner.input
+                yield from _captured(inner)
 
 
 def _largest(node: onnx.NodeProto) -> bool:

@@ -176,6 +176,10 @@ class _Reader:
             raise UnreadableError(f"the scores {scores.outputs[0].name!r} have rank {len(shape)}, not 3 or 4")
         query = self._query_by_heads(query) if len(shape) == 3 else query
         length, total = shape[-2:]
+        if total == 1:
+            raise UnreadableError(
+                f"the scores {scores.outputs[0].name!r} have one column: each row attends that one key"
+            )
         batch, heads = shape[0], shape[1]
         query_shape = shapes.shape(query)
         if query_shape is not None and len(query_shape) == 4:

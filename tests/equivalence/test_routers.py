@@ -44,6 +44,16 @@ def test_every_expert_layer_of_every_export_has_one():
             assert len(routers) == entry["layers"], entry["path"]
 
 
+def test_routers_come_in_execution_order_whatever_the_order_of_the_file():
+    proto = read_proto(FIXTURES / "mixtral_grouped" / "model.onnx")
+    ordered, _ = find_routers(proto)
+    nodes = list(reversed(proto.graph.node))
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    assert find_routers(proto)[0] == ordered
+    assert len(ordered) == 3
+
+
 def test_sorting_is_no_routing():
     g = Graph()
     ids = g.op("TopK", g.op("MatMul", g.input("x", 1, "t", 16), g.weight("w", 16, 4)), g.ints("k", [2]), outs=2)

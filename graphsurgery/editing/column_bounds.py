@@ -208,11 +208,11 @@ class _BodyCutter(ColumnCutter):
         """See :meth:`ColumnCutter.in_reach`."""
         return node.graph is self._function.graph
 
-    def at_node(self, node: ir.Node) -> None:
+    def at_node(self, node: ir.Node) -> None:  # noqa: ARG002
         """See :meth:`ColumnCutter.at_node`: all of the body is where the call is."""
         self._outer.at_node(self._call)
 
-    def behind(self, value: ir.Value) -> None:
+    def behind(self, value: ir.Value) -> None:  # noqa: ARG002
         """See :meth:`ColumnCutter.behind`."""
         self._outer.at_node(self._call)
 

@@ -150,8 +150,9 @@ class ColumnCutter:
         for position, item in enumerate(contents.items):
             if position in lengths:
                 entries.append(lengths[position].length)
-            elif isinstance(item, int):
-                entries.append(item)
+            elif self._bounds.tells(item):
+                # Not asked of the operand, which may read the size of what is no longer needed as a whole.
+                entries.append(self._bounds.size(item))
             else:
                 place = ((0, Span(position, position + 1, 1)),)
                 entries.append(cut(self._rewrite, self.whole(operand), place, name="shape_entry"))
@@ -257,6 +258,16 @@ class Bounds:
         self._spans[slots] = Span(0, end, end)
         self._at_start.add(end)
         return self._spans[slots]
+
+    def tells(self, size: Dim) -> bool:
+        """Whether ``size`` is known at the start of the graph."""
+        return self._sizes.is_shared(size)
+
+    def size(self, size: Dim) -> int | ir.Value:
+        """A size that is known at the start of the graph."""
+        if isinstance(size, int):
+            return size
+        return self._sizes.known(size)
 
     def is_at_start(self, span: Span) -> bool:
         """Whether ``span`` is known at the start of the graph."""

@@ -245,28 +245,28 @@ def test_writes_and_reads_that_are_functions_inside_layer_functions(mask: str) -
 
 ATTENTION_ALONE = """
 <ir_version: 10, opset_import: ["" : 18, "own" : 1]>
-calls (float[b, 1, s, 4] x, int64[b, s] position_ids, float[b, 1, n, 4] past_key.0, float[b, 1, w, 4] past_key.1)
-    => (float[b, 1, s, 4] y, float[b, 1, n, 4] past_key.0_RetainedState, float[b, 1, w, 4] past_key.1_RetainedState)
+calls (float[b, 1, s, 4] x, int64[b, s] position_ids, float[b, 1, n, 4] past_key_0, float[b, 1, w, 4] past_key_1)
+    => (float[b, 1, s, 4] y, float[b, 1, n, 4] past_key_0_RetainedState, float[b, 1, w, 4] past_key_1_RetainedState)
 <int64[2] middle = {1, 3}, int64[1] two = {2}, int64 zero = {0}, int64 one = {1}, int64[3] lead = {0, 1, 2}>
 {
     index = Unsqueeze (position_ids, middle)
     shape = Shape (x)
     spread = Expand (index, shape)
-    past_key.0_RetainedState = ScatterElements <axis = 2> (past_key.0, spread, x)
-    size.0 = Shape <start = 2, end = 3> (past_key.0)
-    slots.0 = Squeeze (size.0)
-    range.0 = Range (zero, slots.0, one)
-    columns.0 = Unsqueeze (range.0, lead)
-    allowed.0 = LessOrEqual (columns.0, index)
-    h = own.Attend (x, past_key.0_RetainedState, allowed.0)
-    past_key.1_RetainedState = SECOND
-    size.1 = Shape (past_key.1_RetainedState)
-    length.1 = Gather <axis = 0> (size.1, two)
-    slots.1 = Squeeze (length.1)
-    range.1 = Range (zero, slots.1, one)
-    columns.1 = Unsqueeze (range.1, lead)
-    allowed.1 = LessOrEqual (columns.1, index)
-    y = own.Attend (h, past_key.1_RetainedState, allowed.1)
+    past_key_0_RetainedState = ScatterElements <axis = 2> (past_key_0, spread, x)
+    size_0 = Shape <start = 2, end = 3> (past_key_0)
+    slots_0 = Squeeze (size_0)
+    range_0 = Range (zero, slots_0, one)
+    columns_0 = Unsqueeze (range_0, lead)
+    allowed_0 = LessOrEqual (columns_0, index)
+    h = own.Attend (x, past_key_0_RetainedState, allowed_0)
+    past_key_1_RetainedState = SECOND
+    size_1 = Shape (past_key_1_RetainedState)
+    length_1 = Gather <axis = 0> (size_1, two)
+    slots_1 = Squeeze (length_1)
+    range_1 = Range (zero, slots_1, one)
+    columns_1 = Unsqueeze (range_1, lead)
+    allowed_1 = LessOrEqual (columns_1, index)
+    y = own.Attend (h, past_key_1_RetainedState, allowed_1)
 }
 <domain: "own", opset_import: ["" : 18]>
 Attend (query, keys, allowed) => (attended)
@@ -279,8 +279,8 @@ Attend (query, keys, allowed) => (attended)
     attended = MatMul (weights, keys)
 }
 """
-FIXED = "ScatterElements <axis = 2> (past_key.1, spread, h)"
-GROWING = "Concat <axis = 2> (past_key.1, h)"
+FIXED = "ScatterElements <axis = 2> (past_key_1, spread, h)"
+GROWING = "Concat <axis = 2> (past_key_1, h)"
 
 
 def test_a_function_that_is_the_attention_alone_takes_keys_that_are_cut() -> None:
@@ -299,8 +299,8 @@ def test_a_function_that_is_the_attention_alone_takes_keys_that_are_cut() -> Non
     feeds = {
         "x": rng.standard_normal((2, 1, 2, 4)).astype(np.float32),
         "position_ids": np.asarray([[1, 2], [1, 2]]),
-        "past_key.0": rng.standard_normal((2, 1, 9, 4)).astype(np.float32),
-        "past_key.1": rng.standard_normal((2, 1, 5, 4)).astype(np.float32),
+        "past_key_0": rng.standard_normal((2, 1, 9, 4)).astype(np.float32),
+        "past_key_1": rng.standard_normal((2, 1, 5, 4)).astype(np.float32),
     }
     for bound in (3, 7, 12):
         found = run(after, feeds | {"comp_ctx_lengths": np.zeros(bound, np.int64)})
@@ -310,12 +310,12 @@ def test_a_function_that_is_the_attention_alone_takes_keys_that_are_cut() -> Non
 
 def test_a_function_for_caches_of_both_kinds_is_refused() -> None:
     model = ir.from_proto(
-        onnx.parser.parse_model(ATTENTION_ALONE.replace("SECOND", GROWING).replace("w] past_key.1_", "m] past_key.1_"))
+        onnx.parser.parse_model(ATTENTION_ALONE.replace("SECOND", GROWING).replace("w] past_key_1_", "m] past_key_1_"))
     )
     (site,) = Pipeline(["bound-context"], check=True)(model).passes[0].sites
     assert site.status == "refused"
     assert site.reason.startswith("some calls of function 'Attend' hand over a cache of a fixed size for 'keys'")
-    assert "'past_key.1' grows with each call" in site.reason
+    assert "'past_key_1' grows with each call" in site.reason
     assert site.reason.endswith("run inline-functions first")
 
 
@@ -327,11 +327,9 @@ Unused (query, keys, allowed) => (attended) { attended = own.Attend (query, keys
 """
     model = ir.from_proto(onnx.parser.parse_model(text))
     (site,) = Pipeline(["bound-context"], check=True)(model).passes[0].sites
-    assert (site.status, site.reason) == (
-        "refused",
-        "the attention around Softmax '' is inside function 'Attend', which a function without calls calls too, so that "
-        "it cannot get a bound: run inline-functions first",
-    )
+    assert site.status == "refused"
+    assert "inside function 'Attend', which a function without calls calls too" in site.reason
+    assert site.reason.endswith("run inline-functions first")
 
 
 def test_scores_that_a_function_returns_are_refused() -> None:

@@ -42,7 +42,8 @@ class BoundContext(Pass):
 
     Keys, values and masks are cut together, each as far up as it can be followed: caches right behind the write, masks
     at their one-dimensional sources. Caches go in and out in full size. A sliding layer, whose cache has W slots, reads
-    min(C, W). The feeds that are valid for the result:
+    min(C, W). The body of a function is rewritten once for all its calls, each of which hands over the bound and, where it
+    makes them, masks that are cut. The feeds that are valid for the result:
 
     * C is at least 1 and more than every slot that is in use, those of padding included; C above N counts as N;
     * each row of queries attends a key, or the graph itself says what a row without one gives. A row without any is
@@ -84,9 +85,9 @@ class BoundContext(Pass):
     def find(self, model: ir.Model) -> Sequence[Site]:
         """See :meth:`Pass.find`."""
         shapes = shapes_of(model)
-        found = find_cache_reads(model, shapes, GraphIndex(model))
-        done = _done(model, found) if read_context_bound(model) is not None else set()
-        found = [self._usable(site, model, done) for site in found]
+        candidates = find_cache_reads(model, shapes, GraphIndex(model))
+        done = _done(model, candidates) if read_context_bound(model) is not None else set()
+        found = [self._usable(site, model, done) for site in candidates]
         reads = [site for site in found if isinstance(site, CacheRead)]
         if reads:
             self._check_source(model, reads)

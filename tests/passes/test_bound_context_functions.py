@@ -195,6 +195,17 @@ def test_a_bound_from_positions_that_bodies_write(tmp_path: Path, path: Path) ->
         assert [found[name].shape[-1] for name in scores] == [-(-(past + length) // 4) * 4] * len(scores)
 
 
+def test_both_in_one_pipeline_in_either_order() -> None:
+    model = load(LLAMA)
+    reports = Pipeline(["extract-functions", "bound-context"], check=True)(model).passes
+    assert [[site.status for site in report.sites] for report in reports] == [["rewritten"], ["rewritten"]]
+    other = load(LLAMA)
+    reports = Pipeline(["bound-context", "extract-functions"], check=True)(other).passes
+    assert [[site.status for site in report.sites] for report in reports] == [["rewritten"] * 3, ["rewritten"]]
+    feeds = fed(LLAMA, 20, 3, 4) | {"comp_ctx_lengths": np.zeros(9, np.int64)}
+    close(run(session(other), feeds), run(session(model), feeds))
+
+
 def test_twice_and_either_way_around(tmp_path: Path) -> None:
     model = extracted(GPT_OSS, tmp_path)
     Pipeline(["bound-context"], check=True)(model)

@@ -69,7 +69,6 @@ class ExtractFunctions(Pass):
 
     name: ClassVar[str] = "extract-functions"
     summary: ClassVar[str] = "write repeated layers once, as local functions"
-    after: ClassVar[frozenset[str]] = frozenset({"bound-context"})
 
     min_repeats: int = 2
     domain: str = "graphsurgery"

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from graphsurgery.analysis.shapes import shapes_of
 from graphsurgery.patterns.attention import layer_of
+from graphsurgery.patterns.experts_choices import may_choose
 from graphsurgery.patterns.experts_dense import SpreadReader, adds_nothing, replace_weight, unchosen
 from graphsurgery.patterns.experts_finish import exclusive, finish
 from graphsurgery.patterns.experts_loop import LoopReader
@@ -40,13 +41,15 @@ __all__ = ["find_experts"]
 
 def find_experts(model: ir.Model) -> list[ExpertSite | Refusal]:
     """Every expert block of the main graph, in graph order; what looks like one and cannot be read is refused."""
-    return _Finder(model).find()
+    index = GraphIndex(model)
+    # Shapes are not asked for: after another pass they would have to be inferred anew for nothing.
+    return _Finder(model, index).find() if may_choose(model.graph, index) else []
 
 
 class _Finder:
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, index: GraphIndex) -> None:
         self._model = model
-        self._index = GraphIndex(model)
+        self._index = index
         self._shapes: Shapes = shapes_of(model)
         self._numbers = IndexReader(self._shapes)
         self._parameters = ParameterReader(self._shapes)

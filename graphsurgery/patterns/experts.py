@@ -18,6 +18,7 @@ import onnx_ir as ir
 from graphsurgery.analysis.bodies import bodies_of
 from graphsurgery.analysis.shapes import shapes_of
 from graphsurgery.patterns.attention import layer_of
+from graphsurgery.patterns.experts_choices import may_choose
 from graphsurgery.patterns.experts_dense import SpreadReader, adds_nothing, replace_weight, unchosen, without_weight
 from graphsurgery.patterns.experts_finish import exclusive, finish
 from graphsurgery.patterns.experts_loop import LoopReader
@@ -48,6 +49,9 @@ def find_experts(model: ir.Model) -> list[ExpertSite | Refusal]:
 
     Branches and loop bodies belong to the graph that holds them. What looks like a block and cannot be read is refused.
     """
+    # Shapes are not asked for yet: after another pass they would have to be inferred anew for nothing.
+    if not may_choose(model.graph, GraphIndex(model)):
+        return []
     shapes = shapes_of(model)
     constant: dict[Body, set[ir.Value]] = {}
     found: list[ExpertSite | Refusal] = []

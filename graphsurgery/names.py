@@ -10,7 +10,7 @@ from graphsurgery.patterns.matcher import all_graphs
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["Names"]
+__all__ = ["Names", "claim"]
 
 _KEY = "graphsurgery.names"
 
@@ -47,19 +47,20 @@ class Names:
 
     def value(self, hint: str) -> str:
         """A value name that is not in use: ``hint``, or ``hint_1`` and so on."""
-        return _claim(self._values, hint)
+        return claim(self._values, hint)
 
     def node(self, hint: str) -> str:
         """A node name that is not in use: ``hint``, or ``hint_1`` and so on."""
-        return _claim(self._nodes, hint)
+        return claim(self._nodes, hint)
 
     def has_value(self, name: str) -> bool:
         """Whether a value is called ``name``."""
         return name in self._values
 
 
-def _claim(taken: set[str], hint: str) -> str:
-    name, number = hint, 0
+def claim(taken: set[str], hint: str, *, number: int = 0) -> str:
+    """Add a name to ``taken``: ``hint``, or with a number behind it that is larger than ``number``."""
+    name = hint
     while name in taken:
         number += 1
         name = f"{hint}_{number}"

@@ -14,7 +14,7 @@ from graphsurgery.editing.spans import legal_blocks
 from graphsurgery.errors import UsageError
 from graphsurgery.pass_base import Pass
 from graphsurgery.passes.blocking.budget import Budget
-from graphsurgery.passes.blocking.plan import BlockPlan, chain_operands, keys_blockable, unclear_operand
+from graphsurgery.passes.blocking.plan import BlockPlan, keys_blockable, unclear_operand
 from graphsurgery.passes.blocking.unfuse import unfuse, why_not_unfused
 from graphsurgery.passes.blocking.writer import BlockWriter
 from graphsurgery.patterns.attention import find_attentions
@@ -324,7 +324,7 @@ class BlockAttention(Pass):
             return None, f"finding the last needed key takes opset {_TRIM_OPSET}"
         wide = [
             value
-            for value in chain_operands(site)
+            for value in site.chain_operands()
             if (size := site.body.view.dim(value, -1)) is not None and runs_along(size, site.total)
         ]
         found = find_mask(site, wide)

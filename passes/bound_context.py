@@ -26,11 +26,14 @@ from graphsurgery.site_report import Detail, PassReport, SiteReport
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from graphsurgery.analysis.shapes import Shapes
+
 __all__ = ["BoundContext"]
 
 _INT64 = ir.DataType.INT64
 _LOWEST_OPSET = 11
 _BLOCKS = "block-attention"
+_SCOPE = "bound_context"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,7 +42,8 @@ class BoundContext(Pass):
 
     Keys, values and masks are cut together, each as far up as it can be followed: caches right behind the write, masks
     at their one-dimensional sources. Caches go in and out in full size. A sliding layer, whose cache has W slots, reads
-    min(C, W). The feeds that are valid for the result:
+    min(C, W). The body of a function is rewritten once for all its calls, each of which hands over the bound and, where it
+    makes them, masks that are cut. The feeds that are valid for the result:
 
     * C is at least 1 and more than every slot that is in use, those of padding included; C above N counts as N;
     * each row of queries attends a key, or the graph itself says what a row without one gives. A row without any is
@@ -81,8 +85,9 @@ class BoundContext(Pass):
     def find(self, model: ir.Model) -> Sequence[Site]:
         """See :meth:`Pass.find`."""
         shapes = shapes_of(model)
-        done = _sites_of(model, self.name) if read_context_bound(model) is not None else set()
-        found = [self._usable(site, model, done) for site in find_cache_reads(model, shapes, GraphIndex(model))]
+        candidates = find_cache_reads(model, shapes, GraphIndex(model))
+        done = _done(model, candidates) if read_context_bound(model) is not None else set()
+        found = [self._usable(site, model, done) for site in candidates]
         reads = [site for site in found if isinstance(site, CacheRead)]
         if reads:
             self._check_source(model, reads)
@@ -132,12 +137,12 @@ class BoundContext(Pass):
     def rewrite(self, model: ir.Model, sites: Sequence[CacheRead], report: PassReport) -> frozenset[str]:
         """See :meth:`Pass.rewrite`."""
         shapes = shapes_of(model)
-        rewrite = Rewrite(model, self.name, sites[0].id, scope="bound_context")
+        rewrite = Rewrite(model, self.name, sites[0].id, scope=_SCOPE)
         told = find_position_bound(model, shapes, sites) if self.source == "positions" else None
         bound = self._bound(rewrite, told)
         stops = written_caches(model, shapes, find_caches(model, shapes))
         bodies = bodies_of(model, shapes)
-        editors = Editors(rewrite, bound, self.name, stops)
+        editors = Editors(rewrite, bound, self.name, stops, (sites[0].id, _SCOPE))
         writers = [editors.of(site.attention.body).writer for site in sites]
         for site, writer in zip(sites, writers, strict=True):
             writer.share(site)
@@ -150,9 +155,10 @@ class BoundContext(Pass):
         report.warnings += self._warnings()
         for site, detail in zip(sites, details, strict=True):
             body = site.attention.body
-            detail = {"bound": _told(self._contract()), "slots": str(site.slots), **detail}
+            slots = _slots(site, shapes)
+            detail = {"bound": _told(self._contract()), "slots": slots, **detail}
             where = "" if body.function is None else f"; {body.where}"
-            reason = f"reads the first {_first(self, site)} slots{where}"
+            reason = f"reads the first {_first(self, slots)} slots{where}"
             boundary = next(boundaries[body])
             report.sites.append(SiteReport(site.id, site.kinds, site.layer, "rewritten", reason, detail, (boundary,)))
         return frozenset(value.name or "" for value in model.graph.outputs)
@@ -181,6 +187,23 @@ class BoundContext(Pass):
         return [text]
 
 
+def _done(model: ir.Model, found: Sequence[CacheRead | Refusal]) -> set[str]:
+    """Ids of the sites that an earlier run has bounded.
+
+    Where layers became functions since, ids have changed: a body that holds one attention is known by its own nodes.
+    """
+    done = _sites_of(model, BoundContext.name)
+    reads: dict[ir.Function, list[CacheRead]] = {}
+    for site in found:
+        function = site.attention.body.function if isinstance(site, CacheRead) else None
+        if isinstance(site, CacheRead) and function is not None:
+            reads.setdefault(function, []).append(site)
+    for function, sites in reads.items():
+        if len(sites) == 1 and any(node.metadata_props.get(PASS_KEY) == BoundContext.name for node in function):
+            done.add(sites[0].id)
+    return done
+
+
 def _blocked(model: ir.Model, known: set[str]) -> list[Refusal]:
     """Attention that an earlier run has divided into blocks, which read the cache each by itself."""
     ids = sorted(_sites_of(model, _BLOCKS) - known)
@@ -206,9 +229,17 @@ def _told(bound: ContextBound) -> str:
     return f"largest slot written, rounded up to a multiple of {bound.multiple}"
 
 
-def _first(pass_: BoundContext, site: CacheRead) -> str:
+def _slots(site: CacheRead, shapes: Shapes) -> str:
+    """N; where the calls of a function have several, each of them."""
+    if site.attention.body.function is None:
+        return str(site.slots)
+    sizes = dict.fromkeys(str(shapes.dim(cache.output, cache.axis or 0)) for cache in site.caches)
+    return " or ".join(sizes)
+
+
+def _first(pass_: BoundContext, slots: str) -> str:
     what = "C" if pass_.source == "positions" else f"len({pass_.input_name})"
-    return f"min({what}, {site.slots})"
+    return f"min({what}, {slots})"
 
 
 def _scope(site: CacheRead) -> str:

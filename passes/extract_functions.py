@@ -11,7 +11,7 @@ from graphsurgery.analysis.shapes import shapes_of
 from graphsurgery.editing.function_bodies import build_function
 from graphsurgery.errors import UsageError
 from graphsurgery.function_keys import LAYER_KEY
-from graphsurgery.names import Names
+from graphsurgery.names import Names, claim
 from graphsurgery.pass_base import Pass
 from graphsurgery.patterns.inner_repeats import find_inner_repeats
 from graphsurgery.patterns.layers import LayerKind, find_layers
@@ -69,7 +69,6 @@ class ExtractFunctions(Pass):
 
     name: ClassVar[str] = "extract-functions"
     summary: ClassVar[str] = "write repeated layers once, as local functions"
-    after: ClassVar[frozenset[str]] = frozenset({"bound-context"})
 
     min_repeats: int = 2
     domain: str = "graphsurgery"
@@ -92,7 +91,7 @@ class ExtractFunctions(Pass):
         found: list[Site] = []
         for site in find_layers(model, shapes_of(model), self.min_repeats):
             if isinstance(site, LayerKind):
-                found += self._selected(dataclasses.replace(site, name=_free(site.name, taken)))
+                found += self._selected(dataclasses.replace(site, name=claim(taken, site.name, number=1)))
             else:
                 found.append(site)
         return found
@@ -155,7 +154,7 @@ class ExtractFunctions(Pass):
         moved: dict[ir.Value, ir.Value] = {}
         bodies = find_inner_repeats(graph, model.functions, self.min_repeats, nested=outer is not None)
         for body in bodies:
-            name = _free(f"{outer.name}_inner" if outer is not None else "Inner", taken)
+            name = claim(taken, f"{outer.name}_inner" if outer is not None else "Inner", number=1)
             edit = Rewrite(model, self.name, f"inner:{name}", scope=name)
             function = build_function(body, self.domain, name, Names.of(model))
             edit.add_function(function, first=True)
@@ -169,15 +168,6 @@ class ExtractFunctions(Pass):
             report.sites.append(SiteReport(f"inner:{name}", ("inner",), None, "rewritten", reason, detail, boundaries))
         if bodies and not is_sorted(graph):
             graph.sort()
-
-
-def _free(name: str, taken: set[str]) -> str:
-    free, number = name, 1
-    while free in taken:
-        number += 1
-        free = f"{name}_{number}"
-    taken.add(free)
-    return free
 
 
 def _call(

@@ -182,6 +182,8 @@ class GatherExperts(Pass):
         wanted = source.shapes.dtype(old)
         if wanted is not None and wanted != source.result_dtype:
             new = rewrite.emit("Cast", [new], {"to": int(wanted)}, name="output_cast", dtype=wanted)
+        if site.base is not None:
+            new = rewrite.emit("Add", [site.base, new], name="output_sum", dtype=wanted)
         before, after = old.name or "", new.name or ""
         if old.shape is not None:
             new.shape = old.shape
@@ -249,7 +251,7 @@ def _read_by(site: ExpertSite, shapes: ShapeView) -> list[ir.Value]:
     """What the site reads in the model as it is, the numbers of the rows that are read of it included."""
     chosen = rows_chosen_by(site, shapes)
     choice = (site.indices, site.weights) if site.router is None else (site.router.scores,)
-    values = (site.tokens, *choice, chosen.inputs[1] if chosen is not None else None)
+    values = (site.tokens, *choice, site.base, chosen.inputs[1] if chosen is not None else None)
     return [value for value in values if value is not None]
 
 

@@ -32,16 +32,22 @@ MODES = {
 }
 MATRIX = list(itertools.product(FAMILIES, MODES, ("weights", "absent"), ("flat", "functions")))
 TOKENS = 40
+LARGE = ("qwen3_5_moe",)
+"""Families whose graphs are so large (5,000 nodes) that they are run with the whole product only."""
 
 
 def sample() -> list[tuple[str, str, str, str]]:
-    """Every family once, and every mode and way at least once."""
+    """Every family but the large ones once, and every mode and way at least once."""
     chance = random.Random(SAMPLE_SEED)
-    modes = chance.sample([*MODES, chance.choice(list(MODES))], 4)
-    data, shape = ["weights", "absent"] * 2, ["flat", "functions"] * 2
+    families = [family for family in FAMILIES if family not in LARGE]
+    modes = chance.sample(list(MODES), len(families))
+    data, shape = (
+        [*ways, *chance.choices(ways, k=len(families) - len(ways))]
+        for ways in (["weights", "absent"], ["flat", "functions"])
+    )
     chance.shuffle(data)
     chance.shuffle(shape)
-    return list(zip(FAMILIES, modes, data, shape, strict=True))
+    return list(zip(families, modes, data, shape, strict=True))
 
 
 def prefill_passes(mode: str) -> list[str]:

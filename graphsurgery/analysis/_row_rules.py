@@ -61,6 +61,8 @@ def _experts(node: ir.Node, output: int, rows: RowAxis, context: Context) -> Lif
     if scores is None or context.shape(scores) is None:
         return Blocked(f"the shape of the scores that {named(node)} reads is not known")
     flat = len(output_shape(node, output, context)) == 3
+    if rows.axis != (1 if flat else 0):
+        return Blocked(f"{named(node)} mixes what is along axis {rows.axis}")
     return Lift({0: rows, 1: RowAxis(0, flat=True) if flat else rows})
 
 

@@ -150,8 +150,9 @@ class ColumnCutter:
         for position, item in enumerate(contents.items):
             if position in lengths:
                 entries.append(lengths[position].length)
-            elif isinstance(item, int):
-                entries.append(item)
+            elif self._bounds.tells(item):
+                # Not asked of the operand, which may read the size of what is no longer needed as a whole.
+                entries.append(self._bounds.size(item))
             else:
                 place = ((0, Span(position, position + 1, 1)),)
                 entries.append(cut(self._rewrite, self.whole(operand), place, name="shape_entry"))
@@ -208,11 +209,11 @@ class _BodyCutter(ColumnCutter):
         """See :meth:`ColumnCutter.in_reach`."""
         return node.graph is self._function.graph
 
-    def at_node(self, node: ir.Node) -> None:
+    def at_node(self, node: ir.Node) -> None:  # noqa: ARG002
         """See :meth:`ColumnCutter.at_node`: all of the body is where the call is."""
         self._outer.at_node(self._call)
 
-    def behind(self, value: ir.Value) -> None:
+    def behind(self, value: ir.Value) -> None:  # noqa: ARG002
         """See :meth:`ColumnCutter.behind`."""
         self._outer.at_node(self._call)
 
@@ -257,6 +258,16 @@ class Bounds:
         self._spans[slots] = Span(0, end, end)
         self._at_start.add(end)
         return self._spans[slots]
+
+    def tells(self, size: Dim) -> bool:
+        """Whether ``size`` is known at the start of the graph."""
+        return self._sizes.is_shared(size)
+
+    def size(self, size: Dim) -> int | ir.Value:
+        """A size that is known at the start of the graph."""
+        if isinstance(size, int):
+            return size
+        return self._sizes.known(size)
 
     def is_at_start(self, span: Span) -> bool:
         """Whether ``span`` is known at the start of the graph."""

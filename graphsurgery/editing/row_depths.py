@@ -133,7 +133,7 @@ def _expert_blocks(model: ir.Model, shapes: Shapes, length: Dim) -> dict[ir.Node
         if not isinstance(site, ExpertSite) or site.router is not None:
             continue  # of an operator the rows are known without its choice
         node = site.output.producer()
-        operands = [value for value in (site.tokens, site.indices, site.weights) if value is not None]
+        operands = [value for value in (site.tokens, site.indices, site.weights, site.base) if value is not None]
         if node is not None:
             found[node] = row_block(site.output, operands, site.interior, site.tokens_dim, length, shapes)
     return found

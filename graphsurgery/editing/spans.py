@@ -85,13 +85,16 @@ class Sizes:
         """
         if isinstance(size, int):
             return size
+        if size not in self._known and not self._computable(size):
+            # Not shared: it must not be asked for before its value exists.
+            return self._ask(*seen_on)
+        return self.known(size)
+
+    def known(self, size: Expr) -> ir.Value:
+        """``size``, which is shared, as a value that is made at the start of the graph."""
         if size not in self._known:
-            if self._computable(size):
-                with self._rewrite.prologue():
-                    self._known[size] = self._compute(size)
-            else:
-                # Not shared: it must not be asked for before its value exists.
-                return self._ask(*seen_on)
+            with self._rewrite.prologue():
+                self._known[size] = self._compute(size)
         return self._known[size]
 
     def is_shared(self, size: Dim) -> bool:

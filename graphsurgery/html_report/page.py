@@ -176,13 +176,18 @@ def _bench_rows(report: BenchReport) -> Html:
     read = csv.DictReader(io.StringIO(report.to_csv()))
     head = el("tr", [el("th", words, scope="col") for words in _COLUMNS.values()])
     rows = [el("tr", [el("td", row.get(name, "")) for name in _COLUMNS]) for row in read]
+    return _scrolling(head, rows, "rows measured")
+
+
+def _scrolling(head: Html, rows: Sequence[Html], label: str) -> Html:
+    """A table that scrolls by itself where the page is narrow."""
     return el(
         "div",
         el("table", el("thead", head), el("tbody", list(rows))),
         class_="scroll",
         tabindex=0,
         role="region",
-        aria_label="rows measured",
+        aria_label=label,
     )
 
 
@@ -236,14 +241,7 @@ def _interface(found: Inspection) -> Html:
     every = [*rows("in", found.inputs), *rows("out", found.outputs)]
 
     def table(lines: list[Html]) -> Html:
-        return el(
-            "div",
-            el("table", el("thead", head), el("tbody", list(lines))),
-            class_="scroll",
-            tabindex=0,
-            role="region",
-            aria_label="inputs and outputs",
-        )
+        return _scrolling(head, lines, "inputs and outputs")
 
     few = [*rows("in", found.inputs[:6]), *rows("out", found.outputs[:2])]
     if len(every) <= len(few):

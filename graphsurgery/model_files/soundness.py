@@ -5,7 +5,7 @@ Every later walk follows producers and calls without looking back, which would n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import onnx_ir as ir
 
@@ -13,13 +13,14 @@ from graphsurgery.analysis._order import is_sorted, reads_from
 from graphsurgery.errors import InputRefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     import onnx
 
 __all__ = ["refuse_endless_calls", "refuse_unsound"]
 
+_Item = TypeVar("_Item")
 _GRAPH_TYPES = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})
 _REMEDY = "the file is damaged: export it again"
 
@@ -90,50 +91,36 @@ def _refuse_cycles(graph: ir.Graph | ir.Function, path: Path) -> None:
 def _on_cycle(graph: ir.Graph | ir.Function) -> ir.Node | None:
     """A node of ``graph`` itself that reads, in a body of its own perhaps, what depends on it; None where there is none."""
     nodes = dict.fromkeys(graph)
-    done: set[ir.Node] = set()
-    for first in nodes:
-        stack: list[tuple[ir.Node, Iterator[ir.Node]]] = []
-        opened: set[ir.Node] = set()
-        _open(first, stack, opened, done)
-        while stack:
-            node, before = stack[-1]
-            other = next(before, None)
-            if other is None:
-                stack.pop()
-                opened.discard(node)
-                done.add(node)
-            elif other in opened:
-                return other
-            elif other in nodes:
-                _open(other, stack, opened, done)
-    return None
-
-
-def _open(
-    node: ir.Node, stack: list[tuple[ir.Node, Iterator[ir.Node]]], opened: set[ir.Node], done: set[ir.Node]
-) -> None:
-    if node not in done:
-        stack.append((node, reads_from(node)))
-        opened.add(node)
+    return _led_back_to(nodes, lambda node: (other for other in reads_from(node) if other in nodes))
 
 
 def _refuse_recursion(calls: Mapping[ir.OperatorIdentifier, list[ir.OperatorIdentifier]], path: Path) -> None:
-    done: set[ir.OperatorIdentifier] = set()
-    for first in calls:
-        stack = [(first, iter(calls[first]))] if first not in done else []
+    called = _led_back_to(calls, lambda function: iter(calls[function]))
+    if called is not None:
+        raise InputRefusedError(f"{path}: function {called[0]}::{called[1]} calls itself; {_REMEDY}.")
+
+
+def _led_back_to(items: Iterable[_Item], following: Callable[[_Item], Iterator[_Item]]) -> _Item | None:
+    """The first of ``items`` from which ``following`` leads back to it; each is followed once, without recursion."""
+    done: set[_Item] = set()
+    for first in items:
+        if first in done:
+            continue
+        stack = [(first, following(first))]
         opened = {first}
         while stack:
-            function, called = stack[-1]
-            other = next(called, None)
+            item, rest = stack[-1]
+            other = next(rest, None)
             if other is None:
                 stack.pop()
-                opened.discard(function)
-                done.add(function)
+                opened.discard(item)
+                done.add(item)
             elif other in opened:
-                raise InputRefusedError(f"{path}: function {other[0]}::{other[1]} calls itself; {_REMEDY}.")
+                return other
             elif other not in done:
-                stack.append((other, iter(calls[other])))
+                stack.append((other, following(other)))
                 opened.add(other)
+    return None
 
 
 # ---- text -----------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from graphsurgery.patterns.matcher import is_op
 from graphsurgery.patterns.site import Site
 
 if TYPE_CHECKING:
@@ -108,6 +109,17 @@ class AttentionSite(Site):
         graph = self.product.graph
         assert graph is not None
         return graph
+
+    def chain_operands(self) -> list[ir.Value]:
+        """The operands of the chain that come from outside it, each once, in order; shapes and axes are none."""
+        inside = {output for node in (self.scores, *self.chain) for output in node.outputs}
+        found = [
+            item
+            for node in self.chain
+            for index, item in enumerate(node.inputs)
+            if item is not None and item not in inside and not (index and is_op(node, "Reshape", "ReduceMax"))
+        ]
+        return list(dict.fromkeys(found))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

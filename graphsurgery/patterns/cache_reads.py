@@ -171,7 +171,9 @@ class _Finder:
         keys, values = (self._behind(edge, site.body) for edge in edges[:2])
         slots = self._size(edges[0], site.body.view)
         caches = {**keys, **values}
-        windows = any(cache.sliding for cache in caches.values())
+        # A function may serve layers of both kinds.
+        some_or_all = any if site.body.function is None else all
+        windows = some_or_all(cache.sliding for cache in caches.values())
         kinds = tuple(kind for kind in site.kinds if kind not in ("sliding", "full"))
         sliding = windows or "sliding" in site.kinds
         return CacheRead(
@@ -196,7 +198,8 @@ class _Finder:
 
     def _decomposed(self, site: AttentionSite) -> list[ColumnEdge]:
         if site.probabilities_read is not None:
-            raise _NotBoundedError(f"its scores or probabilities are also read by {site.probabilities_read}")
+            remedy = "" if site.body.function is None else ": a caller may want them whole; run inline-functions first"
+            raise _NotBoundedError(f"its scores or probabilities are also read by {site.probabilities_read}{remedy}")
         edges = []
         for node, plain in ((site.scores, (-1, -2)), (site.product, (-2, -1))):
             value = node.inputs[1]
@@ -362,7 +365,9 @@ class _Finder:
         for cache in written.caches:
             name = cache.output.name
             if written.same_layout and cache.axis is not None and axis != cache.axis:
-                raise _NotBoundedError(f"its columns are axis {axis} of {value.name!r}, whose slots are axis {cache.axis}")
+                raise _NotBoundedError(
+                    f"its columns are axis {axis} of {value.name!r}, whose slots are axis {cache.axis}"
+                )
             size, slots = root.view.dim(value, axis), self._main.dim(cache.output, cache.axis or 0)
             if isinstance(size, int) and isinstance(slots, int) and size != slots:
                 raise _NotBoundedError(f"its columns are not the slots of {name!r}")

@@ -136,7 +136,8 @@ class ExpertSite(Site):
     Attributes:
         form: how the exporter wrote it: ``dense``, ``loop``, ``grouped``, ``batched`` or ``op``.
         tokens: the token rows, ``[T, H]`` (or ``[B, S, H]``, T = B*S), before any repetition or sorting.
-        indices: the chosen experts, integer ``[T, K]`` (or ``[B, S, K]``), as they really reach the experts.
+        indices: the chosen experts, integer ``[T, K]`` (or ``[B, S, K]``), as they really reach the experts; ``[T]``
+            (or ``[B, S]``) where an ArgMax chose one and keeps no axis for it.
         weights: their weights, ``[T, K]``, as they really reach the experts; None where the block does not weight.
         weights_by_expert: whether ``weights`` is ``[T, E]`` instead (``[B, S, E]``), with a weight for every expert, of
             which those of the chosen ones count.
@@ -151,6 +152,8 @@ class ExpertSite(Site):
         interior: all nodes that belong to the block and to nothing else, for the count of what goes away.
         router: of form ``op``, how it chooses. ``indices`` and ``weights`` then are values of no graph, and so are the
             constants that the body reads: who rewrites the block writes them out first.
+        base: what the experts' sum is added onto, of the shape of ``output``, which is then base + sum; None where it
+            begins at zero.
         home: the main graph (None stands for it too) or the function in which the block is, in one of its branches or
             loops perhaps; in a function it is one block for all calls.
     """
@@ -168,4 +171,5 @@ class ExpertSite(Site):
     interior: tuple[ir.Node, ...]
     weights_by_expert: bool = False
     router: OperatorRouter | None = None
+    base: ir.Value | None = None
     home: Body | None = None

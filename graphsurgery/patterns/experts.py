@@ -18,7 +18,7 @@ import onnx_ir as ir
 from graphsurgery.analysis.bodies import bodies_of
 from graphsurgery.analysis.shapes import shapes_of
 from graphsurgery.patterns.attention import layer_of
-from graphsurgery.patterns.experts_dense import SpreadReader, adds_nothing, replace_weight, unchosen
+from graphsurgery.patterns.experts_dense import SpreadReader, adds_nothing, replace_weight, unchosen, without_weight
 from graphsurgery.patterns.experts_finish import exclusive, finish
 from graphsurgery.patterns.experts_loop import LoopReader
 from graphsurgery.patterns.experts_numbers import IndexReader, Pairs, Run
@@ -201,13 +201,13 @@ class _Finder:
         """The block that runs all experts on all tokens."""
         if not adds_nothing(term, unchosen(spread)):
             raise UnreadableError("experts that are not chosen add something too")
-        if spread.term is None or spread.weights is None:
-            raise UnreadableError(f"the experts that {spread.root.name!r} chooses have no weights")
-        replaced = replace_weight(term, spread.term)
-        assert isinstance(replaced, Step)
+        unweighted = spread.term is None or spread.weights is None
+        replaced = without_weight(term) if unweighted else replace_weight(term, spread.term)
+        if not isinstance(replaced, Step):
+            raise UnreadableError("its experts multiply by no parameter")
         found.roots[spread.root] = None
         found.experts[spread.root] = experts
-        found.weights = {spread.weights: ("t", "c")}
+        found.weights = {} if spread.weights is None else {spread.weights: ("t", "c")}
         by_expert = spread.by_expert
         return finish(_flat(node), replaced, found, "dense", self._shapes, self._index, weights_by_expert=by_expert)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from graphsurgery.patterns.experts_numbers import IndexReader
     from graphsurgery.patterns.experts_rows import RowReader
 
-__all__ = ["Spread", "SpreadReader", "adds_nothing", "replace_weight", "unchosen"]
+__all__ = ["Spread", "SpreadReader", "adds_nothing", "replace_weight", "unchosen", "without_weight"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,6 +68,9 @@ class SpreadReader:
         if node is None or node.domain:
             raise UnreadableError(f"value {value.name!r} holds no weights that are spread over the experts")
         kind = node.op_type
+        lone = self._lone(value, axes)
+        if lone is not None:
+            return lone
         if kind in ("Identity", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand"):
             source = node.inputs[0]
             above = self._rows.arranged(node, value, axes)
@@ -83,6 +86,17 @@ class SpreadReader:
         if kind in ("Gather", "Slice", "Split"):
             return self._column(node, value, axes)
         raise UnreadableError(f"{label(node)} spreads weights in a way that cannot be followed")
+
+    def _lone(self, value: ir.Value, axes: Labels) -> Spread | None:
+        """Whether one expert is the one that was chosen: a mask that no sum over choices is needed for."""
+        content = self._numbers.content(value)
+        if not isinstance(content, Numbers) or content.kind != "chosen" or content.space is not None:
+            return None
+        if self._numbers.top_k(content.root) != 1 or np.count_nonzero(content.samples) != 1 or "c" in axes:
+            return None
+        if [name for name in content.axes if name not in "c1"] != [name for name in axes if name != "1"]:
+            return None
+        return Spread(None, content.root, None, 0.0, _only(content.samples))
 
     def _scattered(self, node: ir.Node, axes: Labels) -> Spread:
         base, index, updates = node.inputs
@@ -229,6 +243,12 @@ class SpreadReader:
         masks |= node.op_type == "Where" and is_filled(node.inputs[2], 0) and first not in others
         if not masks or unchosen(found) != 0:
             raise UnreadableError(f"{label(node)} computes weights from more than one value")
+        if found.number is not None and len(others) == 1 and self._numbers.top_k(found.root) == 1:
+            sizes = self._shapes.shape(others[0])
+            if sizes is not None and len(sizes) == len(axes) and sizes[-1] == 1:
+                return dataclasses.replace(found, term=ROUTE_WEIGHT, weights=others[0], fill=0.0)
+        if found.number is not None and not others:
+            return found
         if axes not in (("t", "c"), ("b", "s", "c")):
             raise UnreadableError(f"{label(node)} gives weights in another arrangement than [T, E]")
         if not others:
@@ -285,6 +305,41 @@ def _replaced(term: Term, weight: Term, done: dict[Step, Step]) -> Term:
         operands = tuple(_replaced(item, weight, done) for item in term.operands)
         same = all(new is old for new, old in zip(operands, term.operands, strict=True))
         done[term] = term if same else dataclasses.replace(term, operands=operands)
+    return done[term]
+
+
+def without_weight(term: Term) -> Term:
+    """``term`` for a chosen expert, whose weight is 1: nothing is multiplied or masked any more.
+
+    Raises:
+        UnreadableError: the mask does something else than that.
+    """
+    result = _unweighted(term, {})
+    pending, seen = [result], set()
+    while pending:
+        item = pending.pop()
+        if item is ROUTE_WEIGHT:
+            raise UnreadableError("what masks its experts is computed with")
+        if isinstance(item, Step) and item not in seen:
+            seen.add(item)
+            pending += item.operands
+    return result
+
+
+def _unweighted(term: Term, done: dict[Step, Term]) -> Term:
+    if not isinstance(term, Step) or not term.per_row:
+        return term
+    if term not in done:
+        operands = tuple(_unweighted(item, done) for item in term.operands)
+        kind = term.node.op_type
+        if kind == "Mul" and ROUTE_WEIGHT in operands:
+            done[term] = operands[1] if operands[0] is ROUTE_WEIGHT else operands[0]
+        elif kind == "Where" and operands[0] is ROUTE_WEIGHT:
+            done[term] = operands[1]
+        elif kind == "Cast" and operands[0] is ROUTE_WEIGHT:
+            done[term] = ROUTE_WEIGHT
+        else:
+            done[term] = dataclasses.replace(term, operands=operands)
     return done[term]
 
 
@@ -351,6 +406,8 @@ def _step_number(step: Step, operands: list[float | None]) -> float | None:
         return 0.0 if first == 0 else None
     if kind == "Concat":
         return 0.0 if all(item == 0 for item in operands) else None
+    if kind == "Where" and first == 0:
+        return operands[2]
     if kind == "Where":
         return operands[1] if operands[1] is not None and operands[1] == operands[2] else None
     if first is None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from graphsurgery.analysis.dims import product
 from graphsurgery.patterns.attention import layer_of
 from graphsurgery.patterns.expert_sites import ExpertSite
+from graphsurgery.patterns.experts_numbers import keeps_no_axis
 from graphsurgery.patterns.experts_terms import Step, UnreadableError, body_of
 from graphsurgery.patterns.matcher import readers
 
@@ -31,6 +32,7 @@ def finish(
     index: GraphIndex,
     *,
     weights_by_expert: bool = False,
+    base: ir.Value | None = None,
 ) -> ExpertSite:
     """The site of a block whose sum is ``output``.
 
@@ -47,13 +49,15 @@ def finish(
     if len(found.experts) != 1 or root not in found.experts:
         raise UnreadableError("nothing says how many experts there are")
     chosen, hidden = shapes.shape(root), shapes.dim(tokens, -1)
+    if chosen is not None and keeps_no_axis(root):
+        chosen = (*chosen, 1)
     if chosen is None or not isinstance(chosen[-1], int) or not isinstance(hidden, int):
         raise UnreadableError(f"the sizes of {root.name!r} and {tokens.name!r} are not known")
     if shapes.dim(output, -1) != hidden:
         raise UnreadableError(f"its output {output.name!r} is not as wide as its tokens {tokens.name!r}")
     last = output.producer()
     assert last is not None
-    interior = exclusive(last, [value for value in (tokens, root, weights) if value is not None])
+    interior = exclusive(last, [value for value in (tokens, root, weights, base) if value is not None])
     _check_readers(found.nodes, interior, last)
     return ExpertSite(
         id="",
@@ -71,6 +75,7 @@ def finish(
         hidden=hidden,
         interior=tuple(sorted(interior, key=index.order.__getitem__)),
         weights_by_expert=weights_by_expert,
+        base=base,
     )
 
 

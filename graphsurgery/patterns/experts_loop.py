@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from graphsurgery.patterns.experts_dense import SpreadReader, adds_nothing
+from graphsurgery.patterns.expert_sites import ROUTE_WEIGHT
+from graphsurgery.patterns.experts_dense import SpreadReader, adds_nothing, without_weight
 from graphsurgery.patterns.experts_finish import exclusive, finish
 from graphsurgery.patterns.experts_numbers import Numbers, Space, is_filled
 from graphsurgery.patterns.experts_parameters import unify
@@ -160,16 +161,18 @@ class LoopReader:
 
     def _added(self, node: ir.Node) -> Sum | None:
         parts: list[_Copy | Sum] = []
+        others: list[ir.Value] = []
         for item in node.inputs:
             part = self._part(item) if item is not None else None
-            if part is None:
-                if item is not None and is_filled(item, 0):
-                    continue
-                return None
-            parts.append(part)
-        if not parts or len({_root(part) for part in parts}) != 1:
+            if part is not None:
+                parts.append(part)
+            elif item is not None and not is_filled(item, 0):
+                others.append(item)
+        if not parts or len(others) > 1 or len({_root(part) for part in parts}) != 1:
             return None
-        return Sum(node, node.outputs[0], tuple(parts))
+        if others and (len(parts) > 1 or (isinstance(parts[0], Sum) and len(parts[0].copies()) > 1)):
+            return None  # a whole sum is added to something else
+        return Sum(node, node.outputs[0], tuple(parts), others[0] if others else None)
 
     def _part(self, value: ir.Value) -> _Copy | Sum | None:
         if value in self._sums:
@@ -214,21 +217,41 @@ class LoopReader:
             return None
         root = copies[0].root
         self._check_numbers(root, [copy.number for copy in copies])
-        bases = item.bases()
-        if bases:
-            raise UnreadableError(f"its experts are added onto {bases[0].name!r}")
+        base = self._base(item)
         choices = self._numbers.top_k(root)
         reader = RowReader(self._shapes, self._numbers, self._parameters, self._constant, choices)
-        weights: dict[ir.Value, bool] = {}
+        weights: dict[ir.Value | None, bool] = {}
         terms = [self._copy_term(reader, copy, item.node, weights) for copy in copies]
         term = unify(terms, self._shapes)
+        if weights.pop(None, False):
+            if weights:
+                raise UnreadableError("only some of its experts have weights")
+            term = without_weight(term)
         if not isinstance(term, Step) or not reader.found.matrices:
             raise UnreadableError("its experts multiply by no parameter")
         reader.found.roots[root] = None
         reader.found.experts[root] = len(copies)
-        reader.found.weights.update(dict.fromkeys(weights, ("t", "c")))
+        reader.found.weights.update({value: ("t", "c") for value in weights if value is not None})
         by_expert = any(weights.values())
-        return finish(item.output, term, reader.found, "loop", self._shapes, self._index, weights_by_expert=by_expert)
+        return finish(
+            item.output,
+            term,
+            reader.found,
+            "loop",
+            self._shapes,
+            self._index,
+            weights_by_expert=by_expert,
+            base=base,
+        )
+
+    def _base(self, item: Sum) -> ir.Value | None:
+        """What the copies are added onto."""
+        bases = item.bases()
+        if len(bases) > 1:
+            raise UnreadableError(f"its experts are added onto {bases[0].name!r} and {bases[1].name!r}")
+        if bases and self._shapes.shape(bases[0]) != self._shapes.shape(item.output):
+            raise UnreadableError(f"its experts are added onto {bases[0].name!r}, which is broadcast")
+        return bases[0] if bases else None
 
     def _check_numbers(self, root: ir.Value, numbers: list[int]) -> None:
         experts = self._numbers.experts_of(root)
@@ -246,7 +269,7 @@ class LoopReader:
             twice = next((n for n in numbers if numbers.count(n) > 1 or n >= experts), -1)
             raise UnreadableError(f"expert {twice} of {experts} is added more than once or is none of them")
 
-    def _copy_term(self, reader: RowReader, copy: _Copy, last: ir.Node, weights: dict[ir.Value, bool]) -> Term:
+    def _copy_term(self, reader: RowReader, copy: _Copy, last: ir.Node, weights: dict[ir.Value | None, bool]) -> Term:
         space = Space(copy.kind, copy.root, copy.number)
         spreads: list[Spread] = []
 
@@ -254,9 +277,10 @@ class LoopReader:
             spread = self._spread(value, axes)
             if spread is None or spread.number != where.number or spread.root is not where.root:
                 return None
-            if spread.term is None or spread.weights is None:
-                raise UnreadableError(f"the experts that {spread.root.name!r} chooses have no weights")
             spreads.append(spread)
+            if spread.term is None or spread.weights is None:
+                weights[None] = True
+                return ROUTE_WEIGHT
             weights[spread.weights] = spread.by_expert
             return spread.term
 

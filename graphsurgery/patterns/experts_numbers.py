@@ -35,6 +35,9 @@ __all__ = [
     "Run",
     "Slots",
     "Space",
+    "is_filled",
+    "keeps_no_axis",
+    "reduced_axes",
 ]
 
 MAX_EXPERTS = 4096
@@ -181,6 +184,8 @@ class IndexReader:
 
     def top_k(self, root: ir.Value) -> int:
         """K."""
+        if keeps_no_axis(root):
+            return 1
         size = self._shapes.dim(root, -1)
         assert isinstance(size, int)
         return size
@@ -188,6 +193,9 @@ class IndexReader:
     def distinct(self, root: ir.Value) -> bool:
         """Whether no expert is chosen twice for a token."""
         node = through(root).producer()
+        if node is not None and node.op_type == "ArgMax" and not node.domain and node.inputs[0] is not None:
+            rank = self._shapes.rank(node.inputs[0])
+            return rank is not None and _number(node, "axis", 0) % rank == rank - 1
         if node is None or node.op_type != "TopK" or node.domain or node.outputs[1] is not through(root):
             return False
         axis, rank = node.attributes.get("axis"), self._shapes.rank(root)
@@ -207,9 +215,12 @@ class IndexReader:
             if laid is not None:
                 self._known[value] = laid
                 return laid if isinstance(laid, Numbers) else None
-        if len(shape) not in (2, 3) or not isinstance(shape[-1], int):
+        if keeps_no_axis(value) and len(shape) in (1, 2) and self.distinct(value):
+            axes: Labels = ("t",) if len(shape) == 1 else ("b", "s")
+        elif len(shape) not in (2, 3) or not isinstance(shape[-1], int):
             return None
-        axes = ("t", "c") if len(shape) == 2 else ("b", "s", "c")
+        else:
+            axes = ("t", "c") if len(shape) == 2 else ("b", "s", "c")
         numbers = Numbers(value, "chosen", np.arange(MAX_EXPERTS, dtype=np.int64), axes)
         self._known[value] = numbers
         return numbers
@@ -566,6 +577,12 @@ class IndexReader:
         axis = _number(node, "axis", -1)
         axis += len(numbers.axes) + 1 if axis < 0 else 0
         return OneHot(numbers.root, (*numbers.axes[:axis], "e", *numbers.axes[axis:]), depth)
+
+
+def keeps_no_axis(root: ir.Value) -> bool:
+    """Whether ``root`` is the choice of an ArgMax that keeps no axis for it: one expert a token, ``[T]``."""
+    node = through(root).producer()
+    return node is not None and node.op_type == "ArgMax" and not node.domain and not _number(node, "keepdims", 1)
 
 
 def _number(node: ir.Node, name: str, default: int) -> int:

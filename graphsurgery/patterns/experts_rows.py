@@ -148,6 +148,8 @@ class RowReader:
                 return weight
         if everywhere and (node is None or node not in (self.inside or ())):
             return self._token(value, axes)
+        if space is None and self._weight_of_token(value, axes):
+            return ROUTE_WEIGHT
         if not has_copies(axes) and not everywhere:
             # What is computed of a token in an arrangement of its own belongs to the experts that read it.
             if "f" in axes and (node is None or "1" not in axes or self._views(value, axes)[1]):
@@ -227,6 +229,15 @@ class RowReader:
             return None
         self.found.weights[value] = axes
         return ROUTE_WEIGHT
+
+    def _weight_of_token(self, value: ir.Value, axes: Labels) -> bool:
+        """Whether ``value`` is the route weight because a token has one choice: any number of the token is one of it."""
+        if self._copies != 1 or self.inside is not None or axes not in (("t", "1"), ("tc", "1")):
+            return False
+        if axes == ("tc", "1") and not self._from_rows(value, axes):
+            return False
+        self.found.weights[value] = ("t", "c")
+        return True
 
     def _of_experts(self, value: ir.Value) -> bool:
         """Whether ``value`` picks a number that each expert has from a parameter."""

@@ -37,7 +37,13 @@ def _given(node: ir.Node, position: int) -> ir.Value | None:
     return node.inputs[position] if position < len(node.inputs) else None
 
 
-def _other_outputs(node: ir.Node) -> str | None:
+def _past_or_outputs(node: ir.Node, past: int) -> str | None:
+    """Why no columns can be left out, whatever masks them: a past that grows, or outputs that have them all."""
+    given = _given(node, past)
+    if given is not None:
+        return (
+            f"not applicable: node {node.name!r} joins new keys to its past {given.name!r}, which has no unused slots"
+        )
     for value in node.outputs[1:]:
         if value.name and (value.uses() or value.is_graph_output()):
             return f"output {value.name!r} of node {node.name!r}, which has all columns, is read"
@@ -60,10 +66,7 @@ def _columns(
 
 def _standard(node: ir.Node, shapes: ShapeView) -> list[tuple[int, int]] | str:
     """The operator of opset 23 and later."""
-    past = _given(node, 4)
-    if past is not None:
-        return f"not applicable: node {node.name!r} joins new keys to its past {past.name!r}, which has no unused slots"
-    why = _other_outputs(node)
+    why = _past_or_outputs(node, past=4)
     if why is not None:
         return why
     found = _columns(node, shapes, (1, 2), (1, 1))
@@ -83,10 +86,7 @@ def _standard(node: ir.Node, shapes: ShapeView) -> list[tuple[int, int]] | str:
 
 def _multi_head(node: ir.Node, shapes: ShapeView) -> list[tuple[int, int]] | str:
     """MultiHeadAttention of ONNX Runtime: a padding mask ``[B, T]`` and an additive one ``[.., S, T]``."""
-    past = _given(node, 6)
-    if past is not None:
-        return f"not applicable: node {node.name!r} joins new keys to its past {past.name!r}, which has no unused slots"
-    why = _other_outputs(node)
+    why = _past_or_outputs(node, past=6)
     if why is not None:
         return why
     if _given(node, 8) is not None or _given(node, 9) is not None:

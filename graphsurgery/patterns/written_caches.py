@@ -40,9 +40,7 @@ class Written:
     node: ir.Node | None
 
 
-def written_caches(
-    model: ir.Model, shapes: Shapes, caches: Iterable[CacheSite]
-) -> dict[Body, dict[ir.Value, Written]]:
+def written_caches(model: ir.Model, shapes: Shapes, caches: Iterable[CacheSite]) -> dict[Body, dict[ir.Value, Written]]:
     """The values of each body that hold a cache of a fixed size, in every layout between the write and the output.
 
     A value of a function's body is one where the function returns it, and every call makes a cache of it.

@@ -26,7 +26,7 @@ from graphsurgery.patterns.attention import find_attentions
 from graphsurgery.patterns.attention_sites import AttentionSite, FusedAttention
 from graphsurgery.patterns.interface import FLOATS as _ACTIVATIONS
 from graphsurgery.patterns.masks import LOW, Mask, find_mask
-from graphsurgery.patterns.matcher import GraphIndex, is_op
+from graphsurgery.patterns.matcher import GraphIndex
 from graphsurgery.patterns.roles import find_size_roles
 from graphsurgery.picture.mask_cone import MaskCone, UnclearMaskError
 from graphsurgery.picture.parts import MaskPicture, MaskSample
@@ -81,15 +81,12 @@ def _mask_of(site: Site, shapes: Shapes) -> Mask | str:
         return str(getattr(site, "reason", "it cannot be read"))
     if site.body.function is not None:
         return f"it is {site.body.where}"
-    inside = {output for node in (site.scores, *site.chain) for output in node.outputs}
     wide = [
         item
-        for node in site.chain
-        for index, item in enumerate(node.inputs)
-        if item is not None and item not in inside and not (index and is_op(node, "Reshape", "ReduceMax"))
+        for item in site.chain_operands()
+        if (size := shapes.dim(item, -1)) is not None and runs_along(size, site.total)
     ]
-    wide = [item for item in wide if (size := shapes.dim(item, -1)) is not None and runs_along(size, site.total)]
-    found = find_mask(site, list(dict.fromkeys(wide)))
+    found = find_mask(site, wide)
     if isinstance(found, Mask) and len(found.values) > 1:
         return f"several operands mask ({', '.join(repr(value.name) for value in found.values)})"
     return found

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from graphsurgery.patterns.attention_sites import AttentionSite
     from graphsurgery.patterns.masks import Mask
 
-__all__ = ["BlockPlan", "Heads", "State", "chain_operands", "keys_blockable", "row_guard", "unclear_operand"]
+__all__ = ["BlockPlan", "Heads", "State", "keys_blockable", "row_guard", "unclear_operand"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,21 +86,9 @@ class Heads:
     gather: tuple[int, ...] = ()
 
 
-def chain_operands(site: AttentionSite) -> list[ir.Value]:
-    """The operands of the chain that come from outside it, each once, in order; shapes and axes are none."""
-    inside = {output for node in (site.scores, *site.chain) for output in node.outputs}
-    found = [
-        item
-        for node in site.chain
-        for index, item in enumerate(node.inputs)
-        if item is not None and item not in inside and not (index and is_op(node, "Reshape", "ReduceMax"))
-    ]
-    return list(dict.fromkeys(found))
-
-
 def unclear_operand(site: AttentionSite, view: ShapeView) -> str | None:
     """Why an operand of the chain cannot be cut to blocks; None where all can."""
-    for value in chain_operands(site):
+    for value in site.chain_operands():
         shape = view.shape(value)
         if shape is None:
             return f"the shape of {value.name!r} is not known"

@@ -32,17 +32,23 @@ class Editors:
         bound: C, int64 ``[1]``, at the start of the main graph.
         pass_name: recorded in what is inserted.
         stops: for each body the values that are sliced themselves: caches after the write.
+        site: id and scope of what is inserted before :meth:`at_site` says more.
     """
 
     def __init__(
-        self, rewrite: Rewrite, bound: ir.Value, pass_name: str, stops: Mapping[Body, Container[ir.Value]]
+        self,
+        rewrite: Rewrite,
+        bound: ir.Value,
+        pass_name: str,
+        stops: Mapping[Body, Container[ir.Value]],
+        site: tuple[str, str],
     ) -> None:
         self.bound = bound
         self._main = rewrite
         self._pass_name = pass_name
         self._stops = stops
         self._made: dict[Body, Editor] = {}
-        self._site = ("", "")
+        self._site = site
 
     def of(self, body: Body) -> Editor:
         """The editor of ``body``."""

@@ -70,20 +70,19 @@ def find_position_bound(model: ir.Model, shapes: Shapes, reads: Sequence[CacheRe
     named = input_sizes(model, shapes)
     for read in reads:
         for cache in read.caches if not read.sliding else ():
-            slots = written_slots(cache, shapes)
+            if cache.sliding:
+                continue
+            slots = written_slots(cache, shapes, model)
             above = nodes_above(slots.value) if slots is not None else None
             if slots is None or above is None:
                 return _by_positions(model, shapes)
             if any(node.op_type == "Mod" for node in above):
                 # Slots that are taken again: the largest of this call says nothing of those that are in use.
                 continue
-            behind: Dim = 1
-            if slots.updates is not None:
-                size = shapes.dim(*slots.updates)
-                if size is None or not (isinstance(size, int) or free_names(size) <= named):
-                    return _by_positions(model, shapes)
-                behind = size
-            found.setdefault(slots.value, behind)
+            size = slots.length
+            if size is None or not (isinstance(size, int) or free_names(size) <= named):
+                return _by_positions(model, shapes)
+            found.setdefault(slots.value, size)
     return PositionBound(tuple(found.items()), shapes) if found else _by_positions(model, shapes)
 
 

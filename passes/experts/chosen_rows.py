@@ -26,7 +26,7 @@ __all__ = ["choose_rows", "rows_chosen_by"]
 def rows_chosen_by(site: ExpertSite, shapes: ShapeView) -> ir.Node | None:
     """The one reader of the site's output, where it is a Gather of token rows ``[T, H]``; None where all are read."""
     uses = list(site.output.uses())
-    if len(uses) != 1 or site.output.is_graph_output():
+    if len(uses) != 1 or site.output.is_graph_output() or site.base is not None:
         return None
     node = uses[0].node
     if node.op_type != "Gather" or node.domain or uses[0].idx != 0 or node.graph is not site.interior[-1].graph:

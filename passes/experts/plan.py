@@ -116,4 +116,6 @@ def _chosen_once(site: ExpertSite) -> bool:
         assert node.inputs[1] is not None
         made = through(node.inputs[1], _REGROUPING)
         node = made.producer()
-    return node is not None and node.op_type == "TopK" and not node.domain and made is node.outputs[1]
+    if node is None or node.domain:
+        return False
+    return node.op_type == "ArgMax" or (node.op_type == "TopK" and made is node.outputs[1])

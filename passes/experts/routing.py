@@ -16,13 +16,14 @@ from graphsurgery.editing.versioned_ops import INT64_MAX, slice_axis, squeeze, u
 from graphsurgery.passes.experts.parameters import Parameters
 from graphsurgery.passes.experts.steps import StepWriter
 from graphsurgery.patterns.expert_sites import ROUTE_WEIGHT, TOKEN_ROW, RowInput
+from graphsurgery.patterns.experts_numbers import keeps_no_axis
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.passes.experts.program import Program
-    from graphsurgery.patterns.expert_sites import ExpertSite, RowInput
+    from graphsurgery.patterns.expert_sites import ExpertSite
     from graphsurgery.rewrite import Rewrite
 
 __all__ = ["BlockSource", "Sorted", "reduce_sum"]
@@ -118,13 +119,22 @@ class BlockSource:
         )
 
     def _indices(self) -> ir.Value:
-        found = self._two_axes(self.site.indices, "indices")
+        found = self.site.indices
+        if keeps_no_axis(found):
+            rank = self.shapes.rank(found) or 1
+            found = unsqueeze(self.rewrite, found, [rank], name="indices_column")
+            if rank > 1:
+                found = self.emit("Flatten", [found], {"axis": rank}, name="indices", dtype=found.dtype or _INT64)
+        else:
+            found = self._two_axes(found, "indices")
         if self.shapes.dtype(self.site.indices) == _INT64:
             return found
         return self.emit("Cast", [found], {"to": int(_INT64)}, name="indices_int64")
 
     def _two_axes(self, value: ir.Value, name: str) -> ir.Value:
         rank = self.shapes.rank(value) or 2
+        if rank == 1:
+            return unsqueeze(self.rewrite, value, [1], name=name)
         if rank == 2:
             return value
         # Flatten, not Reshape: it is right for sizes of zero, and needs no size.

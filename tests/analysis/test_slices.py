@@ -57,11 +57,14 @@ def answers(case: NodeCase, shapes_of_outputs: list[tuple[int, ...]]) -> dict[tu
     return found
 
 
-def reduced(case: NodeCase, step: Lift, rows: np.ndarray) -> dict[str, Any]:
-    """The inputs with only ``rows``, and shape operands with their number."""
+def reduced(case: NodeCase, step: Lift, rows: np.ndarray, size: int) -> dict[str, Any]:
+    """The inputs with only ``rows`` of ``size``, those of each batch where an axis holds all batches, and shape operands with their number."""
     feeds = {f"in{number}": value for number, value in enumerate(case.inputs) if value is not None}
     for number, need in step.rows.items():
-        feeds[f"in{number}"] = np.take(feeds[f"in{number}"], rows, axis=need.axis)
+        value, chosen = feeds[f"in{number}"], rows
+        if need.flat:
+            chosen = np.concatenate([rows + first for first in range(0, value.shape[need.axis], size)])
+        feeds[f"in{number}"] = np.take(value, chosen, axis=need.axis)
     for patch in step.patches:
         operand = feeds[f"in{patch.input}"].copy()
         operand[patch.position] = len(rows)
@@ -78,7 +81,7 @@ def hold(case: NodeCase, opened: ort.InferenceSession, rows_seed: int) -> None:
             continue
         size = whole[output].shape[axis]
         rows = np.random.default_rng(rows_seed).integers(0, size, size=max(1, size - 1))
-        got = opened.run(None, reduced(case, step, rows))[output]
+        got = opened.run(None, reduced(case, step, rows, size))[output]
         wanted = np.take(whole[output], rows, axis=axis)
         what = f"{case} output {output} axis {axis}: {step}"
         assert got.shape == wanted.shape, what

@@ -45,7 +45,7 @@ def test_prompts_that_do_not_fit_are_unchecked(decoded):
             {"steps": 3},
             "Steps, prompts and files to decode with belong to depth generate: ask for it, or leave them out.",
         ),
-        ({"depth": "all"}, "Depth 'all' is not known: choose outputs or generate."),
+        ({"depth": "all"}, "Depth 'all' is not known: choose auto or outputs or generate or regions."),
     ],
 )
 def test_usage(options, words):

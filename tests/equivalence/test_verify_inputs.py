@@ -73,7 +73,7 @@ def test_what_is_no_model_is_refused():
 
 
 def test_an_unknown_depth_is_refused():
-    with pytest.raises(UsageError, match="'deep' is not known: choose outputs"):
+    with pytest.raises(UsageError, match="'deep' is not known: choose auto or outputs"):
         verify_models(case("p06"), case("p06"), depth="deep")
 
 

@@ -17,7 +17,7 @@ from graphsurgery.model_io import load, save
 from graphsurgery.passes.block_attention import BlockAttention
 from graphsurgery.pipeline import Pipeline
 from tests.oracle import Arrays, run, session
-from tests.strategies.attentions import AttentionSpec, attention_specs, build, feeds_of, lengths, pass_options
+from tests.strategies.attentions import PLAIN, AttentionSpec, attention_specs, build, feeds_of, lengths, pass_options
 from tests.strategies.in_bodies import Placement, in_functions, in_subgraph, placements
 
 if TYPE_CHECKING:
@@ -28,22 +28,6 @@ if TYPE_CHECKING:
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 CASES = Path(__file__).parents[1] / "cases"
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
-SPEC = AttentionSpec(
-    groups=2,
-    repeats=2,
-    features=4,
-    value_features=3,
-    scale="scores_mul",
-    keys="transpose",
-    expand="unsqueeze",
-    mask="padding",
-    low="finite",
-    softcap=False,
-    sink=False,
-    guard="none",
-    half=False,
-    static=None,
-)
 OUTSIDE = Placement(mask_outside=True, shared_mask=True, constants_inside=True, other_past=False)
 OPTIONS = [
     {"q_blocks": 3},
@@ -84,7 +68,7 @@ def wide_values(graph: ir.Graph) -> list[str]:
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_body_is_blocked_once_for_both_calls(options: dict[str, object]) -> None:
-    proto = in_functions(build(SPEC), OUTSIDE)
+    proto = in_functions(build(PLAIN), OUTSIDE)
     model, report = block(proto, **options)
     (site,) = report.sites
     assert site.status == "rewritten"
@@ -93,12 +77,12 @@ def test_a_body_is_blocked_once_for_both_calls(options: dict[str, object]) -> No
     assert site.boundaries[0].scope == "Attend"
     before, after = session(proto), session(model)
     for length, past in ((1, 4), (7, 0), (12, 5)):
-        given_feeds = feeds(SPEC, 2, length, past, seed=length)
-        same(SPEC, run(before, given_feeds), run(after, given_feeds))
+        given_feeds = feeds(PLAIN, 2, length, past, seed=length)
+        same(PLAIN, run(before, given_feeds), run(after, given_feeds))
 
 
 def test_the_mask_of_the_callers_is_made_in_the_body_from_its_sources() -> None:
-    proto = in_functions(build(SPEC), OUTSIDE)
+    proto = in_functions(build(PLAIN), OUTSIDE)
     model, report = block(proto, q_block_size=4)
     (function,) = model.functions.values()
     (site,) = report.sites
@@ -114,18 +98,18 @@ def test_the_mask_of_the_callers_is_made_in_the_body_from_its_sources() -> None:
 
 
 def test_masks_that_callers_make_in_the_same_way() -> None:
-    proto = in_functions(build(SPEC), Placement(True, False, False, False))
+    proto = in_functions(build(PLAIN), Placement(True, False, False, False))
     model, report = block(proto, q_blocks=2)
     assert report.sites[0].detail["sliced_masks"] == []
     assert wide_values(model.graph) == []
-    given_feeds = feeds(SPEC, 2, 6, 3, seed=5)
-    same(SPEC, run(session(proto), given_feeds), run(session(model), given_feeds))
+    given_feeds = feeds(PLAIN, 2, 6, 3, seed=5)
+    same(PLAIN, run(session(proto), given_feeds), run(session(model), given_feeds))
 
 
 def test_a_mask_that_is_an_input_of_the_model_is_cut_as_it_is() -> None:
     import dataclasses
 
-    spec = dataclasses.replace(SPEC, mask="given")
+    spec = dataclasses.replace(PLAIN, mask="given")
     proto = in_functions(build(spec), OUTSIDE)
     model, report = block(proto, q_block_size=4)
     assert report.sites[0].detail["skip"] == "none"
@@ -135,7 +119,7 @@ def test_a_mask_that_is_an_input_of_the_model_is_cut_as_it_is() -> None:
 
 
 def test_a_second_run_changes_nothing() -> None:
-    model, _ = block(in_functions(build(SPEC), OUTSIDE), q_block_size=4)
+    model, _ = block(in_functions(build(PLAIN), OUTSIDE), q_block_size=4)
     again = Pipeline(["block-attention{q_block_size=4}"])(model).passes[0]
     assert not again.changed
     assert {site.reason for site in again.sites} <= {"already blocked: an earlier run made its nodes"}
@@ -193,7 +177,7 @@ def _check_functions(data: st.DataObject) -> None:
         same(spec, expected, run(flat_after, given_feeds))
 
 
-@settings(max_examples=25, phases=PHASES)
+@settings(max_examples=8, phases=PHASES)
 @given(st.data())
 def test_blocked_as_after_inlining(data: st.DataObject) -> None:
     _check_functions(data)
@@ -224,7 +208,7 @@ def _check_subgraphs(data: st.DataObject) -> None:
         same(spec, run(before, given_feeds), run(after, given_feeds))
 
 
-@settings(max_examples=25, phases=PHASES)
+@settings(max_examples=12, phases=PHASES)
 @given(st.data())
 def test_blocked_in_branches_and_loops(data: st.DataObject) -> None:
     _check_subgraphs(data)

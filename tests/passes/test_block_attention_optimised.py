@@ -17,25 +17,9 @@ from graphsurgery.model_io import load, save
 from graphsurgery.passes.block_attention import BlockAttention
 from graphsurgery.pipeline import Pipeline
 from tests.oracle import run, session
-from tests.strategies.attentions import AttentionSpec, build, feeds_of
+from tests.strategies.attentions import PLAIN, AttentionSpec, build, feeds_of
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
-SPEC = AttentionSpec(
-    groups=2,
-    repeats=2,
-    features=4,
-    value_features=3,
-    scale="scores_mul",
-    keys="transpose",
-    expand="unsqueeze",
-    mask="padding",
-    low="finite",
-    softcap=False,
-    sink=False,
-    guard="none",
-    half=False,
-    static=None,
-)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "optimum_gpt_oss"])
@@ -85,19 +69,19 @@ def fused(spec: AttentionSpec, *, values: bool = False, **attributes: int) -> on
 @pytest.mark.parametrize("options", [{"q_blocks": 3}, {"q_block_size": 4}, {"q_blocks": 2, "kv_blocks": 2}], ids=str)
 @pytest.mark.parametrize("values", [False, True])
 def test_scale_and_turned_keys_inside_the_product(options: dict[str, Any], values: bool) -> None:
-    proto = fused(SPEC, values=values)
+    proto = fused(PLAIN, values=values)
     model = ir.from_proto(proto)
     report = Pipeline([BlockAttention(**options)], check=True)(model).passes[0]
     assert [site.status for site in report.sites] == ["rewritten"]
     assert not [node for node in model.graph.all_nodes() if node.op_type == "FusedMatMul"]
     for length, past in ((1, 5), (9, 2)):
-        feeds = feeds_of(SPEC, 2, length, past, seed=length)
+        feeds = feeds_of(PLAIN, 2, length, past, seed=length)
         expected, got = run(session(proto), feeds), run(session(model), feeds)
         np.testing.assert_allclose(got["attended"], expected["attended"], rtol=0, atol=2e-6)
 
 
 def test_batch_axes_in_another_order_are_refused() -> None:
-    spec = dataclasses.replace(SPEC, repeats=1, mask="none")
+    spec = dataclasses.replace(PLAIN, repeats=1, mask="none")
     model = ir.from_proto(fused(spec, transBatchB=1))
     report = Pipeline([BlockAttention(q_blocks=2)])(model).passes[0]
     assert [site.status for site in report.sites] == ["refused"]

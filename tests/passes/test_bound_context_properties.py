@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -18,16 +20,27 @@ PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
 SLOTS = 12
 
 
-def _check(data: st.DataObject) -> None:
+def _check(data: st.DataObject, *, functions: bool = False) -> None:
     spec: StaticSpec = data.draw(static_specs())
+    if functions:
+        # Scores that a function returns are refused.
+        spec = dataclasses.replace(spec, shape_reader=False)
     multiple = data.draw(st.sampled_from([0, 1, 4]))
     bounding = BoundContext(source="positions", multiple=multiple) if multiple else BoundContext()
     proto = build(spec)
     model = ir.from_proto(proto)
+    if functions:
+        Pipeline(["extract-functions"], check=True)(model)
+    layers = 1 if any(function.domain == "graphsurgery" for function in model.functions.values()) else 2
     report = Pipeline([bounding], check=True)(model).passes[0]
-    assert [site.status for site in report.sites] == ["rewritten"] * 2, [site.reason for site in report.sites]
+    assert [site.status for site in report.sites] == ["rewritten"] * layers, [site.reason for site in report.sites]
+    bounded = ir.to_proto(model)
+    if functions:
+        # Read with the bodies in the place of the calls, compared as it is.
+        Pipeline(["inline-functions"], check=True)(model)
     scores = _returned_scores(model)
     before, after = session(proto), session(model)
+    called = session(bounded) if functions else after
     for _ in range(2):
         length = 1 if spec.write == "where" else data.draw(st.integers(1, 4))
         most = (spec.window or SLOTS) - length
@@ -42,6 +55,9 @@ def _check(data: st.DataObject) -> None:
                 assert np.array_equal(value, found[name]), name
             error = np.abs(value - found[name]).max() / max(1.0, np.abs(value).max())
             assert error <= 1e-5, (name, error, bound, feeds["position_ids"])
+        if functions:
+            as_called = run(called, feeds | {"comp_ctx_lengths": np.full(bound, 7)})
+            assert all(np.array_equal(as_called[name], found[name], equal_nan=True) for name in reference)
         columns = [min(bound, size) for size in (spec.window or SLOTS, SLOTS)]
         assert [found[name].shape[-1] for name in scores] == columns
 
@@ -67,7 +83,7 @@ def _returned_scores(model: ir.Model) -> list[str]:
     return [value.name or "" for value in found if value is not None]
 
 
-@settings(max_examples=30, phases=PHASES)
+@settings(max_examples=20, phases=PHASES)
 @given(st.data())
 def test_generated_static_caches(data: st.DataObject) -> None:
     _check(data)
@@ -78,3 +94,16 @@ def test_generated_static_caches(data: st.DataObject) -> None:
 @given(st.data())
 def test_generated_static_caches_at_length(data: st.DataObject) -> None:
     _check(data)
+
+
+@settings(max_examples=30, phases=PHASES)
+@given(st.data())
+def test_generated_static_caches_in_functions(data: st.DataObject) -> None:
+    _check(data, functions=True)
+
+
+@pytest.mark.full
+@settings(max_examples=500, phases=PHASES)
+@given(st.data())
+def test_generated_static_caches_in_functions_at_length(data: st.DataObject) -> None:
+    _check(data, functions=True)

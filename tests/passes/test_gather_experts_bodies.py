@@ -131,8 +131,16 @@ def twice(feeds: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> dict[st
     return {**feeds, **{f"{name}_2": array for name, array in other.items()}}
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("form", FORMS)
+def turns(kinds: int) -> list[tuple[str, str]]:
+    """Every strategy with ``kinds`` of the forms, which take turns."""
+    return [
+        (FORMS[(place + kind) % len(FORMS)], strategy)
+        for place, strategy in enumerate(STRATEGIES)
+        for kind in range(kinds)
+    ]
+
+
+@pytest.mark.parametrize(("form", "strategy"), turns(2))
 def test_functions(form: str, strategy: str) -> None:
     spec = spec_of(form)
     proto = in_functions(build(spec))
@@ -163,9 +171,8 @@ def test_calls_with_weights_of_their_own(strategy: str) -> None:
     assert_equal(proto, model, twice(feeds_of(spec, 2, 3, 1), feeds_of(spec, 1, 2, 2)))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("kind", ["if", "loop"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "strategy"), turns(1))
 def test_branches_and_loops(form: str, kind: str, strategy: str) -> None:
     spec = spec_of(form)
     proto = in_subgraph(build(spec), kind)

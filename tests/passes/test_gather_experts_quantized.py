@@ -110,10 +110,26 @@ def assert_equal(proto: onnx.ModelProto, model: ir.Model, spec: Spec) -> None:
             np.testing.assert_allclose(ours[name], array, rtol=0, atol=bound)
 
 
+PLACES = [(-1, 0), (-2, 0), (-2, 8), (-1, 8)]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("axis", "block"), PLACES)
+def test_dequantised_by_axis_and_block(axis: int, block: int, strategy: str) -> None:
+    """Each place of the scales under each strategy, the forms taking turns."""
+    turn = PLACES.index((axis, block)) + list(STRATEGIES).index(strategy)
+    _check_dequantised(FORMS[turn % len(FORMS)], axis, block, strategy)
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("axis", "block"), [(-1, 0), (-2, 0), (-2, 8), (-1, 8)])
-def test_dequantised_by_axis_and_block(form: str, axis: int, block: int, strategy: str) -> None:
+@pytest.mark.parametrize(("axis", "block"), PLACES)
+def test_dequantised_in_every_form(form: str, axis: int, block: int, strategy: str) -> None:
+    _check_dequantised(form, axis, block, strategy)
+
+
+def _check_dequantised(form: str, axis: int, block: int, strategy: str) -> None:
     spec = spec_of(form, variant=1)
     proto = dequantised(build(spec), axis, block)
     model, site = rewritten(proto, strategy)

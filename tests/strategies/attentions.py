@@ -10,7 +10,7 @@ import onnx
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-__all__ = ["TWO_MASKS", "AttentionSpec", "attention_specs", "build", "feeds_of", "lengths", "pass_options"]
+__all__ = ["PLAIN", "TWO_MASKS", "AttentionSpec", "attention_specs", "build", "feeds_of", "lengths", "pass_options"]
 
 
 TWO_MASKS = ("add_add", "where_where", "add_where", "where_add")
@@ -52,6 +52,25 @@ class AttentionSpec:
     guard: str
     half: bool
     static: tuple[int, int] | None
+
+
+PLAIN = AttentionSpec(
+    groups=2,
+    repeats=2,
+    features=4,
+    value_features=3,
+    scale="scores_mul",
+    keys="transpose",
+    expand="unsqueeze",
+    mask="padding",
+    low="finite",
+    softcap=False,
+    sink=False,
+    guard="none",
+    half=False,
+    static=None,
+)
+"""Grouped queries, padding told by an input, lengths symbolic."""
 
 
 @st.composite

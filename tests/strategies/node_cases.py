@@ -469,6 +469,24 @@ _REDUCTIONS = (
     "ReduceMean ReduceSum ReduceSumSquare ReduceL1 ReduceL2 ReduceMax ReduceMin ReduceProd ReduceLogSum "
     "ReduceLogSumExp ArgMax ArgMin"
 )
+
+
+def _experts(draw: Draw, domain: str, op: str) -> NodeCase:
+    """Three experts, of which one or two are chosen."""
+    batch, length, hidden, experts = draw(st.integers(1, 3)), draw(st.integers(1, 4)), 16, 3
+    packed = draw(st.booleans())
+    tokens = _floats(draw, (length, hidden) if packed else (batch, length, hidden))
+    scores = np.asarray(_rng(draw).permuted(np.arange(length * (1 if packed else batch) * experts)), np.float32)
+    stack = (experts, hidden, hidden)
+    operands: tuple[np.ndarray | None, ...] = (_floats(draw, stack), None, _floats(draw, stack))
+    attributes: dict[str, Any] = {"k": draw(st.integers(1, 2)), "activation_type": "silu"}
+    if op == "QMoE":
+        scales = [_floats(draw, stack[:2]) / 100 for _ in range(2)]
+        operands = (_bytes(draw, stack), scales[0], None, _bytes(draw, stack), scales[1])
+        attributes["expert_weight_bits"] = 8
+    return NodeCase(op, (tokens, scores.reshape(-1, experts) / 10, *operands), frozenset(), attributes, domain=domain)
+
+
 CASES: dict[tuple[str, str], Maker] = {
     **_table("", _UNARY, _unary),
     **_table("", _BINARY, _broadcast),
@@ -506,6 +524,7 @@ CASES: dict[tuple[str, str], Maker] = {
     **_table(MS, "MatMulNBits MatMulBnb4 MatMulFpQ4", _packed),
     **_table(MS, "MatMulIntegerToFloat", _integer_matmul),
     **_table(MS, "DynamicQuantizeMatMul", _dynamic),
+    **_table(MS, "MoE QMoE", _experts),
 }
 
 

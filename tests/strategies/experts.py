@@ -19,7 +19,7 @@ __all__ = ["FORMS", "Spec", "build", "expert_specs", "feeds_of"]
 _WEIGHED_LAST = ("masked", "einsum", "outputs")
 ROUTERS = ("softmax_topk", "renormalised", "topk_softmax", "sigmoid_bias", "grouped_choice", "fed")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clamped", "relu_squared")
-GATES = ("split", "slices", "chunks", "interleaved", "separate", "none")
+GATES = ("split", "slices", "interleaved", "separate", "none")
 
 
 @st.composite

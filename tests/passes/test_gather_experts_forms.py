@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, reject, settings
 
 from graphsurgery.invariants import violations
 from graphsurgery.pipeline import Pipeline
@@ -27,8 +27,9 @@ def assert_equal(spec: Spec, mode: str) -> None:
     proto = build(spec)
     model = ir.from_proto(proto)
     report = Pipeline([MODES[mode]])(model).passes[0]
-    # What the recogniser reads is held by its own tests.
-    assume(not any("cannot be read" in site.reason for site in report.sites))
+    if any("cannot be read" in site.reason for site in report.sites):
+        # What the recogniser reads is held by its own tests.
+        reject()
     assert [site.status for site in report.sites] == ["rewritten"], [site.reason for site in report.sites]
     assert not violations(model)
     before, after = session(proto), session(model)

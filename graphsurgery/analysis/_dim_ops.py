@@ -23,6 +23,12 @@ def is_nonnegative(dim: Dim) -> bool:
 
 def is_positive(dim: Dim) -> bool:
     """Whether ``dim >= 1`` is provable for every value that sizes can have."""
+    if isinstance(dim, int):
+        return dim >= 1
+    # Contents are asked about element by element, mostly bare atoms: of those nothing but their bounds is known.
+    atom = dim.atom
+    if atom is not None and not (isinstance(atom, Call) and atom.op in {"max", "min"}):
+        return atom.low is not None and atom.low >= 1
     return is_nonnegative(dim - 1)
 
 
@@ -286,16 +292,21 @@ def equal(a: Dim, b: Dim) -> Dim:
 
 def less(a: Dim, b: Dim) -> Dim:
     """1 where ``a < b``, 0 where not, symbolic where that depends on the sizes."""
-    if is_positive(b - a):
+    more = b - a
+    if is_positive(more):
         return 1
-    if is_nonnegative(a - b):
+    if is_nonnegative(-more):
         return 0
     return opaque("less", a, b, bound=(0, 1))
 
 
 def select(condition: Dim, a: Dim, b: Dim) -> Dim:
     """``a`` where ``condition`` is not 0, else ``b``."""
-    if a == b or is_positive(condition) or is_positive(-condition):
+    if a == b or is_positive(condition):
+        return a
+    least = bounds(condition)[0]
+    # What is never below 0 needs no proof that it is not always below 0.
+    if (least is None or least < 0) and is_positive(-condition):
         return a
     if condition == 0:
         return b

@@ -294,9 +294,9 @@ class Frame:
         inferred = True
         for position, value in enumerate(node.outputs):
             fact = listed[position] if position < len(listed) else NOTHING
-            settled = self._source(value) if fact is NOTHING else self._settled(fact, value)
-            inferred = inferred and settled is fact
-            self.facts[value] = settled
+            told = fact.element is not None or (fact.shape is not None and fact.dtype is not None)
+            inferred = inferred and told
+            self.facts[value] = self._source(value) if fact is NOTHING else self._settled(fact, value)
         return inferred
 
     def _settled(self, fact: Fact, value: ir.Value) -> Fact:

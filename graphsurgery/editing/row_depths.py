@@ -102,7 +102,20 @@ def _through_layers(depths: list[Depth], model: ir.Model, shapes: Shapes, tokens
             return False
         return all(place(item, need, shapes, tokens, reader) is not None for item, need in needs)
 
-    deep = deepen(whole, shapes, model, GraphIndex(model).order, admit, _expert_blocks(model, shapes, tokens.length))
+    order = GraphIndex(model).order
+    blocks: dict[ir.Node, RowBlock | Blocked] = {}
+    asked: set[ir.Node] = set()
+    while True:
+        deep = deepen(whole, shapes, model, order, admit, blocks)
+        # Blocks are read where the climb comes to them, which is in one layer of many.
+        inside = {node for block in deep.blocks for node in block.nodes}
+        reached = {*deep.nodes, *(node for value in deep.stops if (node := value.producer()) is not None)}
+        reached -= asked | inside
+        asked |= reached
+        found = _expert_blocks(model, shapes, tokens.length, reached) if reached else {}
+        if not found:
+            break
+        blocks |= found
     if unplaced(deep, shapes, tokens) is not None or len(deep.nodes) == len(whole.nodes):
         reason = unplaced(deep, shapes, tokens) or next(
             iter(deep.stops.values()), "nothing above it is read by it alone"
@@ -126,10 +139,12 @@ def _where_it_stopped(cone: Cone) -> str:
     return f", through {products} matrix products{experts} up to {listed}"
 
 
-def _expert_blocks(model: ir.Model, shapes: Shapes, length: Dim) -> dict[ir.Node, RowBlock | Blocked]:
-    """The expert blocks of the model as parts that compute rows, by the node that makes their result."""
+def _expert_blocks(
+    model: ir.Model, shapes: Shapes, length: Dim, ends: set[ir.Node]
+) -> dict[ir.Node, RowBlock | Blocked]:
+    """The expert blocks that end in ``ends`` as parts that compute rows, by the node that makes their result."""
     found: dict[ir.Node, RowBlock | Blocked] = {}
-    for site in find_experts(model):
+    for site in find_experts(model, ends):
         if not isinstance(site, ExpertSite) or site.router is not None:
             continue  # of an operator the rows are known without its choice
         node = site.output.producer()

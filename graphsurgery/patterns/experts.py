@@ -33,7 +33,7 @@ from graphsurgery.patterns.site import Refusal
 from graphsurgery.rewrite import PASS_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from graphsurgery.analysis.bodies import Body
     from graphsurgery.patterns.expert_sites import ExpertSite
@@ -44,10 +44,14 @@ if TYPE_CHECKING:
 __all__ = ["find_experts"]
 
 
-def find_experts(model: ir.Model) -> list[ExpertSite | Refusal]:
+def find_experts(model: ir.Model, ends: Collection[ir.Node] | None = None) -> list[ExpertSite | Refusal]:
     """Every expert block of the main graph, in graph order, then those of function bodies, each once for all its calls.
 
     Branches and loop bodies belong to the graph that holds them. What looks like a block and cannot be read is refused.
+
+    Args:
+        model: the model.
+        ends: look at blocks of the main graph that end in one of these nodes only.
     """
     # Shapes are not asked for yet: after another pass they would have to be inferred anew for nothing.
     if not may_choose(model.graph, GraphIndex(model)):
@@ -56,15 +60,17 @@ def find_experts(model: ir.Model) -> list[ExpertSite | Refusal]:
     constant: dict[Body, set[ir.Value]] = {}
     found: list[ExpertSite | Refusal] = []
     for body in bodies_of(model, shapes):
+        if ends is not None and body.function is not None:
+            break
         constant[body] = _constant_values(body, constant)
         if body.function is None or not _takes_attributes(body.graph):
-            found += _Finder(model, body, constant[body]).find()
+            found += _Finder(model, body, constant[body], ends).find()
     return [dataclasses.replace(site, id=f"experts:{number}") for number, site in enumerate(found)]
 
 
 class _Finder:
-    def __init__(self, model: ir.Model, body: Body, constant: set[ir.Value]) -> None:
-        self._body = body
+    def __init__(self, model: ir.Model, body: Body, constant: set[ir.Value], ends: Collection[ir.Node] | None) -> None:
+        self._body, self._ends = body, ends
         self._index = GraphIndex(model, body.graph)
         self._shapes = body.view
         self._numbers = IndexReader(self._shapes)
@@ -75,11 +81,13 @@ class _Finder:
     def find(self) -> list[ExpertSite | Refusal]:
         found: list[tuple[int, ExpertSite | Refusal]] = []
         for node in self._index.nodes("ReduceSum", "MatMul", "Einsum"):
-            site = self._summed(node) if self._looked_at(node) else None
+            site = self._summed(node) if self._looked_at(node) and self._is_end(node) else None
             if site is not None:
                 found.append((self._index.order[node], site))
         loops = LoopReader(self._shapes, self._index, self._numbers, self._parameters, self._constant)
         for item in loops.sums(self._looked_at):
+            if not self._is_end(item.node):
+                continue
             try:
                 block: ExpertSite | Refusal | None = loops.read(item)
             except UnreadableError as error:
@@ -88,16 +96,20 @@ class _Finder:
                 continue
             found.append((self._index.order[item.node], block))
             self._seen.add(item.root)
-        found += self._left_over()
+        found += self._left_over() if self._ends is None else []
         for operator in ("MoE", "QMoE"):
             fused = self._index.nodes(operator, domain="com.microsoft")
-            found += [(self._index.order[node], self._fused(node)) for node in fused]
+            found += [(self._index.order[node], self._fused(node)) for node in fused if self._is_end(node)]
         found.sort(key=lambda item: item[0])
         return [self._placed(site) for _, site in found]
 
     def _looked_at(self, node: ir.Node) -> bool:
         """Whether a block may end in ``node``: what surgery has put into a branch or loop is no block of its own."""
         return node.graph is self._body.graph or PASS_KEY not in node.metadata_props
+
+    def _is_end(self, node: ir.Node) -> bool:
+        """Whether blocks that end in ``node`` are asked for."""
+        return self._ends is None or node in self._ends
 
     def _placed(self, site: ExpertSite | Refusal) -> ExpertSite | Refusal:
         """The site, with the function in which it is; a body that has several calls belongs to no layer."""

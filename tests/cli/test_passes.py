@@ -60,7 +60,7 @@ def test_a_recipe_of_ones_own(run, tmp_path):
 def test_what_does_not_exist(run, tmp_path):
     done = run("passes", "--recipe", "prefil")
     assert (done.code, done.out) == (2, "")
-    assert done.err == "graphsurgery: Unknown recipe: 'prefil'; did you mean prefill?\n"
+    assert done.err == "graphsurgery: Unknown recipe: 'prefil'; did you mean prefill or npu-prefill?\n"
     (tmp_path / "bad.toml").write_text('[[pass]]\nname = "tidy"\nsize = 3\n')
     done = run("passes", "--recipe", tmp_path / "bad.toml")
     assert (done.code, done.out) == (2, "")

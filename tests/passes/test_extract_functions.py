@@ -47,6 +47,7 @@ EXPECTED: dict[str, tuple[int, list[tuple[Any, ...]]]] = {
     "gpt2/model.onnx": (39, [("GPT2Block", (0, 1, 2), 50, 13, 21, 12, 3)]),
     "gpt_oss_batched/model.onnx": (72, [("GptOssDecoderLayer", (0, 1, 2, 3), 106, 16, 28, 16, 3)]),
     "gpt_oss_grouped/model.onnx": (76, [("GptOssDecoderLayer", (0, 1, 2, 3), 160, 22, 30, 17, 3)]),
+    "gpt_oss_static/model.onnx": (80, [("GptOssDecoderLayer", (0, 1, 2, 3), 113, 16, 31, 16, 3)]),
     "llama/model.onnx": (47, [("LlamaDecoderLayer", (0, 1, 2), 72, 13, 20, 9, 3)]),
     "llama_external/model.onnx": (47, [("LlamaDecoderLayer", (0, 1, 2), 72, 13, 20, 9, 3)]),
     "llama_fp16/model.onnx": (54, [("LlamaDecoderLayer", (0, 1, 2), 76, 13, 20, 9, 3)]),

@@ -11,7 +11,7 @@ from graphsurgery.contracts import read_contracts
 from graphsurgery.model_io import load, source_of
 from graphsurgery.pass_base import count_nodes
 from graphsurgery.patterns.interface import find_attention_mask, find_position_ids, find_token_input
-from graphsurgery.patterns.matcher import GraphIndex
+from graphsurgery.patterns.matcher import index_of
 from graphsurgery.patterns.roles import find_size_roles
 from graphsurgery.pipeline import provenance
 from graphsurgery.registry import pass_names
@@ -157,7 +157,7 @@ def inspect_model(path: str | os.PathLike[str], *, file: str | None = None, pict
     model = load(path, file=file)
     source = source_of(model)
     assert source is not None
-    operators = GraphIndex(model).operators()
+    operators = index_of(model).operators()
     ranked = sorted(operators.items(), key=lambda item: (-item[1], item[0]))
     tensors = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
     about = Inspection(

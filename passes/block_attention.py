@@ -21,7 +21,7 @@ from graphsurgery.patterns.attention import find_attentions
 from graphsurgery.patterns.attention_sites import AttentionSite, FusedAttention
 from graphsurgery.patterns.attention_spelled import SpelledAttention
 from graphsurgery.patterns.masks import Mask, find_mask
-from graphsurgery.patterns.matcher import GraphIndex
+from graphsurgery.patterns.matcher import index_of
 from graphsurgery.patterns.site import Refusal, Site
 from graphsurgery.rewrite import Rewrite
 from graphsurgery.site_report import Detail, PassReport, SiteReport
@@ -126,7 +126,7 @@ class BlockAttention(Pass):
 
     def find(self, model: ir.Model) -> Sequence[Site]:
         """See :meth:`Pass.find`."""
-        found = find_attentions(model, shapes_of(model), GraphIndex(model))
+        found = find_attentions(model, shapes_of(model), index_of(model))
         return [self._usable(site) if isinstance(site, AttentionSite) else self._fused(site) for site in found]
 
     def _fused(self, site: FusedAttention | Refusal) -> Site:
@@ -267,7 +267,7 @@ class BlockAttention(Pass):
             rewrite.commit()
         found = {
             site.product: site
-            for site in find_attentions(model, shapes_of(model), GraphIndex(model))
+            for site in find_attentions(model, shapes_of(model), index_of(model))
             if isinstance(site, AttentionSite)
         }
         again: dict[str, AttentionSite] = {}

@@ -17,7 +17,7 @@ from graphsurgery.passes.bounding.editors import Editors
 from graphsurgery.passes.bounding.from_positions import PositionBound, find_position_bound
 from graphsurgery.patterns.cache_reads import CacheRead, find_cache_reads
 from graphsurgery.patterns.kv_cache import find_caches
-from graphsurgery.patterns.matcher import GraphIndex
+from graphsurgery.patterns.matcher import index_of
 from graphsurgery.patterns.site import Refusal, Site
 from graphsurgery.patterns.written_caches import written_caches
 from graphsurgery.rewrite import PASS_KEY, SITE_KEY, Rewrite
@@ -85,7 +85,7 @@ class BoundContext(Pass):
     def find(self, model: ir.Model) -> Sequence[Site]:
         """See :meth:`Pass.find`."""
         shapes = shapes_of(model)
-        candidates = find_cache_reads(model, shapes, GraphIndex(model))
+        candidates = find_cache_reads(model, shapes, index_of(model))
         done = _done(model, candidates) if read_context_bound(model) is not None else set()
         found = [self._usable(site, model, done) for site in candidates]
         reads = [site for site in found if isinstance(site, CacheRead)]

@@ -27,7 +27,7 @@ from graphsurgery.patterns.interface import (
     has_past,
 )
 from graphsurgery.patterns.lm_head import LMHead, find_lm_heads, is_named_logits, share_rows
-from graphsurgery.patterns.matcher import GraphIndex
+from graphsurgery.patterns.matcher import GraphIndex, index_of
 from graphsurgery.patterns.site import Refusal, Site
 from graphsurgery.rewrite import Rewrite
 from graphsurgery.site_report import Detail, PassReport, SiteReport
@@ -90,7 +90,7 @@ class PruneLastToken(Pass):
 
     def find(self, model: ir.Model) -> Sequence[Site]:
         """See :meth:`Pass.find`."""
-        shapes, index = shapes_of(model), GraphIndex(model)
+        shapes, index = shapes_of(model), index_of(model)
         if self.output != "auto":
             self._require_output(model)
         tokens = find_token_input(model, shapes)
@@ -216,7 +216,7 @@ class PruneLastToken(Pass):
         heads = [site for site in sites if isinstance(site, LMHead)]
         if not heads or share_rows(heads):
             return sites
-        found = find_lm_heads(model, shapes, GraphIndex(model), tokens, [head.name for head in heads])
+        found = find_lm_heads(model, shapes, index_of(model), tokens, [head.name for head in heads])
         for site in found:
             if isinstance(site, Refusal):
                 report.sites.append(SiteReport(site.id, site.kinds, site.layer, "refused", site.reason))

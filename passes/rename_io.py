@@ -16,7 +16,7 @@ from graphsurgery.patterns.interface import find_attention_mask, find_position_i
 from graphsurgery.patterns.io_names import CONVENTIONS, ConventionName, fill, template_fields
 from graphsurgery.patterns.kv_cache import find_caches
 from graphsurgery.patterns.lm_head import LMHead, find_lm_heads
-from graphsurgery.patterns.matcher import GraphIndex
+from graphsurgery.patterns.matcher import index_of
 from graphsurgery.patterns.roles import find_size_roles
 from graphsurgery.patterns.site import Refusal, Site
 from graphsurgery.rename_clashes import Port, find_clashes
@@ -283,7 +283,7 @@ def _usual(model: ir.Model, shapes: Shapes, taken: set[Port]) -> Iterator[_Renam
     ):
         if value is not None:
             yield from _usual_port("input", value, usual, taken)
-    heads = [head for head in find_lm_heads(model, shapes, GraphIndex(model), tokens) if isinstance(head, LMHead)]
+    heads = [head for head in find_lm_heads(model, shapes, index_of(model), tokens) if isinstance(head, LMHead)]
     if len(heads) == 1:
         yield from _usual_port("output", heads[0].output, "logits", taken)
 

@@ -455,3 +455,30 @@ def test_a_long_dead_chain_is_no_recursion(length):
     model = parse(f'<ir_version: 9, opset_import: ["" : 18]> g (float[4] v0) => (float[4] y) {{ {body} y = Abs(v0) }}')
     assert remove_dead([value_of(model, f"v{length}")]) == length
     assert op_types(model) == ["Abs"]
+
+
+@pytest.mark.parametrize("branches", [50, 400])
+def test_what_is_removed_is_looked_at_once_however_many_readers_and_outputs_there_are(branches, monkeypatch):
+    parts = ", ".join(f"p{number}" for number in range(branches))
+    body = "".join(f"r{number} = Add(p{number}, one)\n" for number in range(branches))
+    rows = ", ".join(f"r{number}" for number in range(branches))
+    model = parse(
+        f"""
+        <ir_version: 9, opset_import: ["" : 18]> g (float[{branches}] x) => (float[{branches}] y)
+        <float[1] one = {{1.0}}>
+        {{ y = Abs(x)  {parts} = Split <axis = 0, num_outputs = {branches}> (x)  {body} dead = Concat <axis = 0> ({rows}) }}
+        """
+    )
+    dead = value_of(model, "dead")
+    looked: list[str | None] = []
+    uses = ir.Value.uses
+
+    def counted(value):
+        looked.append(value.name)
+        return uses(value)
+
+    monkeypatch.setattr(ir.Value, "uses", counted)
+    assert remove_dead([dead]) == branches + 2
+    assert op_types(model) == ["Abs"]
+    assert not model.graph.initializers
+    assert len(looked) <= 3 * branches + 4

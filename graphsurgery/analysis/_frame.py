@@ -296,8 +296,15 @@ class Frame:
             fact = listed[position] if position < len(listed) else NOTHING
             told = fact.element is not None or (fact.shape is not None and fact.dtype is not None)
             inferred = inferred and told
-            self.facts[value] = self._source(value) if fact is NOTHING else self._settled(fact, value)
+            self.facts[value] = self._unchanged(
+                value, self._source(value) if fact is NOTHING else self._settled(fact, value)
+            )
         return inferred
+
+    def _unchanged(self, value: ir.Value, fact: Fact) -> Fact:
+        """``fact``, as the very object that the earlier frame had of ``value`` where it is equal: what reads it stands."""
+        before = self._earlier.facts.get(value) if self._earlier is not None else None
+        return before if before is not None and before == fact else fact
 
     def _settled(self, fact: Fact, value: ir.Value) -> Fact:
         """``fact`` without what is unwieldy, and with what the file says of ``value`` where it knows nothing."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from graphsurgery.analysis._facts import ShapeValue
 from graphsurgery.analysis._frame import Frame, Session
+from graphsurgery.analysis.kept import drop_kept
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -120,16 +121,18 @@ def shapes_of(model: ir.Model) -> Shapes:
 
 
 def invalidate(model: ir.Model) -> None:
-    """The cached shapes of ``model`` are out of date; to be called after every edit.
+    """The cached shapes of ``model``, and all else that is kept of it, are out of date; to be called after every edit.
 
     An edit replaces nodes and edges. Where something may have changed the attributes of a node, call :func:`forget`.
     """
+    drop_kept(model)
     cached = model.meta.pop(_CACHE_KEY, None)
     if cached is not None:
         model.meta[_STALE_KEY] = cached
 
 
 def forget(model: ir.Model) -> None:
-    """Forget all that is known of the shapes of ``model``."""
+    """Forget all that is known of the shapes of ``model``, and all else that is kept of it."""
+    drop_kept(model)
     model.meta.pop(_CACHE_KEY, None)
     model.meta.pop(_STALE_KEY, None)

@@ -16,7 +16,7 @@ from graphsurgery.patterns.expert_sites import ExpertSite
 from graphsurgery.patterns.experts import find_experts
 from graphsurgery.patterns.hidden_output import HiddenOutput
 from graphsurgery.patterns.lm_head import LMHead
-from graphsurgery.patterns.matcher import GraphIndex
+from graphsurgery.patterns.matcher import index_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -102,7 +102,7 @@ def _through_layers(depths: list[Depth], model: ir.Model, shapes: Shapes, tokens
             return False
         return all(place(item, need, shapes, tokens, reader) is not None for item, need in needs)
 
-    order = GraphIndex(model).order
+    order = index_of(model).order
     blocks: dict[ir.Node, RowBlock | Blocked] = {}
     asked: set[ir.Node] = set()
     while True:

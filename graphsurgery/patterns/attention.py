@@ -21,7 +21,7 @@ from graphsurgery.patterns.attention_sites import AttentionSite, FusedAttention,
 from graphsurgery.patterns.attention_spelled import is_softmax_by_hand, read_spelled
 from graphsurgery.patterns.key_value_sources import UnreadableError, broadcast_heads, find_source, regroups_heads
 from graphsurgery.patterns.mask_kinds import mask_kinds
-from graphsurgery.patterns.matcher import GraphIndex, is_op, readers
+from graphsurgery.patterns.matcher import GraphIndex, index_of, is_op, readers
 from graphsurgery.patterns.products import is_product, read_product
 from graphsurgery.patterns.site import Refusal
 
@@ -64,7 +64,7 @@ def find_attentions(
     found: list[AttentionSite | FusedAttention | Refusal] = []
     for body in bodies_of(model, shapes):
         origins = Origins(body)
-        known = index if body.function is None else GraphIndex(model, body.graph)
+        known = index if body.function is None else index_of(model, body.graph)
         anchors = [
             *known.nodes("Softmax"),
             *(node for node in known.nodes("Div") if is_softmax_by_hand(node, body.view)),

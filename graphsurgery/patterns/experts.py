@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
 from graphsurgery.analysis.bodies import bodies_of
+from graphsurgery.analysis.kept import kept
 from graphsurgery.analysis.shapes import shapes_of
 from graphsurgery.patterns.attention import layer_of
 from graphsurgery.patterns.experts_choices import may_choose
@@ -28,7 +30,7 @@ from graphsurgery.patterns.experts_parameters import ParameterReader
 from graphsurgery.patterns.experts_rows import RowReader
 from graphsurgery.patterns.experts_starts import start_of
 from graphsurgery.patterns.experts_terms import Step, UnreadableError, label
-from graphsurgery.patterns.matcher import GraphIndex, is_op, readers, subgraphs
+from graphsurgery.patterns.matcher import index_of, is_op, readers, subgraphs
 from graphsurgery.patterns.site import Refusal
 from graphsurgery.rewrite import PASS_KEY
 
@@ -54,7 +56,7 @@ def find_experts(model: ir.Model, ends: Collection[ir.Node] | None = None) -> li
         ends: look at blocks of the main graph that end in one of these nodes only.
     """
     # Shapes are not asked for yet: after another pass they would have to be inferred anew for nothing.
-    if not may_choose(model.graph, GraphIndex(model)):
+    if not may_choose(model.graph, index_of(model)):
         return []
     shapes = shapes_of(model)
     constant: dict[Body, set[ir.Value]] = {}
@@ -62,7 +64,7 @@ def find_experts(model: ir.Model, ends: Collection[ir.Node] | None = None) -> li
     for body in bodies_of(model, shapes):
         if ends is not None and body.function is not None:
             break
-        constant[body] = _constant_values(body, constant)
+        constant[body] = kept(model, ("constants", body), functools.partial(_constant_values, body, constant))
         if body.function is None or not _takes_attributes(body.graph):
             found += _Finder(model, body, constant[body], ends).find()
     return [dataclasses.replace(site, id=f"experts:{number}") for number, site in enumerate(found)]
@@ -71,7 +73,7 @@ def find_experts(model: ir.Model, ends: Collection[ir.Node] | None = None) -> li
 class _Finder:
     def __init__(self, model: ir.Model, body: Body, constant: set[ir.Value], ends: Collection[ir.Node] | None) -> None:
         self._body, self._ends = body, ends
-        self._index = GraphIndex(model, body.graph)
+        self._index = index_of(model, body.graph)
         self._shapes = body.view
         self._numbers = IndexReader(self._shapes)
         self._parameters = ParameterReader(self._shapes)

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from graphsurgery.analysis._order import is_sorted
+from graphsurgery.analysis.kept import kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["GraphIndex", "all_graphs", "is_op", "is_sorted", "origin", "readers", "subgraphs", "through"]
+__all__ = ["GraphIndex", "all_graphs", "index_of", "is_op", "is_sorted", "origin", "readers", "subgraphs", "through"]
 
 _GRAPH_TYPES = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})
 _TRANSPARENT = frozenset({"Identity", "Cast", "CastLike", "Dropout"})
@@ -55,6 +56,11 @@ class GraphIndex:
     def operators(self) -> dict[tuple[str, str], int]:
         """How often each (domain, operator) occurs."""
         return {key: len(nodes) for key, nodes in self._by_op.items()}
+
+
+def index_of(model: ir.Model, graph: ir.Graph | None = None) -> GraphIndex:
+    """The index of ``graph``, the main graph where none is given, made once until the model is edited."""
+    return kept(model, ("index", graph or model.graph), lambda: GraphIndex(model, graph))
 
 
 def all_graphs(model: ir.Model) -> Iterator[ir.Graph]:

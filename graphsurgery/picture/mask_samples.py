@@ -26,7 +26,7 @@ from graphsurgery.patterns.attention import find_attentions
 from graphsurgery.patterns.attention_sites import AttentionSite, FusedAttention
 from graphsurgery.patterns.interface import FLOATS as _ACTIVATIONS
 from graphsurgery.patterns.masks import LOW, Mask, find_mask
-from graphsurgery.patterns.matcher import GraphIndex
+from graphsurgery.patterns.matcher import index_of
 from graphsurgery.patterns.roles import find_size_roles
 from graphsurgery.picture.mask_cone import MaskCone, UnclearMaskError
 from graphsurgery.picture.parts import MaskPicture, MaskSample
@@ -59,7 +59,7 @@ def mask_pictures(model: ir.Model) -> tuple[MaskPicture, ...]:
     """What the mask of each attention leaves; attentions that read the same mask are one entry. Reads no data files."""
     shapes = shapes_of(model)
     groups: dict[tuple[ir.Value | None, bool, Dim | None, str], list[Site]] = {}
-    for site in find_attentions(model, shapes, GraphIndex(model)):
+    for site in find_attentions(model, shapes, index_of(model)):
         mask = _mask_of(site, shapes)
         if isinstance(mask, Mask):
             queries = site.length if isinstance(site, AttentionSite) else None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from graphsurgery.analysis.shapes import shapes_of
 from graphsurgery.patterns.attention import find_attentions
-from graphsurgery.patterns.matcher import GraphIndex, all_graphs
+from graphsurgery.patterns.matcher import all_graphs, index_of
 from graphsurgery.picture.divisions import BLOCKING, with_divisions
 from graphsurgery.picture.expert_loads import expert_pictures
 from graphsurgery.picture.mask_samples import mask_pictures
@@ -71,7 +71,7 @@ def _count(after: str, model: ir.Model) -> OperatorCounts:
 
 def _layers(model: ir.Model) -> tuple[Layer, ...]:
     kinds: dict[int, list[str]] = {}
-    for site in find_attentions(model, shapes_of(model), GraphIndex(model)):
+    for site in find_attentions(model, shapes_of(model), index_of(model)):
         if site.layer is not None:
             kinds.setdefault(site.layer, []).extend(kind for kind in site.kinds if kind not in _GENERAL)
     return tuple(Layer(number, tuple(dict.fromkeys(kinds[number]))) for number in sorted(kinds))

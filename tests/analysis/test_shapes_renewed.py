@@ -71,6 +71,18 @@ def test_only_what_reads_something_new_is_walked_again():
     assert renewed.renewed == 1
 
 
+def test_what_reads_something_new_of_the_same_shape_is_all_that_is_walked_again():
+    model = _chain()
+    shapes_of(model)
+    nodes = list(model.graph)
+    edit = Rewrite(model, "test", "site", scope="test")
+    edit.before(nodes[1])
+    again = edit.emit("Relu", [nodes[0].outputs[0]], name="again", dtype=ir.DataType.FLOAT)
+    edit.reroute(nodes[1], 0, again)
+    edit.commit()
+    assert shapes_of(model).renewed == 3
+
+
 def test_an_input_of_another_shape_renews_nothing():
     model = _chain()
     shapes_of(model)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
+from graphsurgery.analysis.shapes import forget, invalidate
 from graphsurgery.model_io import load
 from graphsurgery.patterns.matcher import (
     GraphIndex,
     all_graphs,
+    index_of,
     is_op,
     is_sorted,
     origin,
@@ -57,6 +59,21 @@ def test_nodes_come_by_operator_in_execution_order():
     assert index.nodes("MatMul") == []
     assert index.operators() == {("", "Relu"): 1, ("", "Neg"): 1, ("", "Add"): 1, ("", "Exp"): 1, ("", "If"): 1}
     assert sorted(index.order.values()) == list(range(5))
+
+
+def test_an_index_is_kept_until_an_edit():
+    model = parse(FUNCTIONS)
+    (function,) = model.functions.values()
+    main, inner = index_of(model), index_of(model, function.graph)
+    assert index_of(model) is main
+    assert index_of(model, function.graph) is inner
+    assert list(inner.operators()) != list(main.operators())
+    invalidate(model)
+    assert index_of(model) is not main
+    forgotten = index_of(model, function.graph)
+    assert forgotten is not inner
+    forget(model)
+    assert index_of(model, function.graph) is not forgotten
 
 
 def test_the_node_that_holds_a_subgraph_is_known():

@@ -24,7 +24,7 @@ from graphsurgery.analysis.shapes import forget
 from graphsurgery.errors import UsageError
 from graphsurgery.names import Names
 from graphsurgery.patterns.matcher import all_graphs
-from graphsurgery.patterns.site import Refusal, Site, select
+from graphsurgery.patterns.site import Done, Refusal, Site, select
 from graphsurgery.site_report import PassReport, SiteReport
 from graphsurgery.specs import PassSpec, format_spec
 
@@ -91,7 +91,7 @@ class Pass(ir.passes.InPlacePass, abc.ABC):
 
     @abc.abstractmethod
     def find(self, model: ir.Model) -> Sequence[Site]:
-        """All sites and refusals, in graph order, before anything is changed.
+        """All sites, refusals and what is done already, in graph order, before anything is changed.
 
         Raises:
             UsageError: an option cannot be honoured by the model as a whole.
@@ -99,7 +99,7 @@ class Pass(ir.passes.InPlacePass, abc.ABC):
 
     @abc.abstractmethod
     def rewrite(self, model: ir.Model, sites: Sequence[Any], report: PassReport) -> frozenset[str]:
-        """Rewrite ``sites`` (never refusals) and append what happened to each to ``report.sites``.
+        """Rewrite ``sites`` (never refusals, nor what is done already) and append what happened to each to ``report.sites``.
 
         Returns:
             Names of the graph outputs whose values are equal within tolerance only.
@@ -117,9 +117,11 @@ class Pass(ir.passes.InPlacePass, abc.ABC):
         found = self.find(model)
         chosen, others = select(found, self.sites, self.exclude)
         refusals = [site for site in chosen if isinstance(site, Refusal)]
-        targets = [site for site in chosen if not isinstance(site, Refusal)]
+        done = [site for site in chosen if isinstance(site, Done)]
+        targets = [site for site in chosen if not isinstance(site, Refusal | Done)]
         inexact: frozenset[str] = self.rewrite(model, targets, report) if targets else frozenset()
         report.sites += [_report(site, "refused", site.reason) for site in refusals]
+        report.sites += [_report(site, "skipped", site.reason) for site in done]
         report.sites += [_report(site, "skipped", "not selected") for site in others]
         order = {site.id: position for position, site in enumerate(found)}
         report.sites.sort(key=lambda site: order.get(site.id, len(order)))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 import onnx_ir as ir
 
+from graphsurgery.analysis.bodies import bodies_of
 from graphsurgery.analysis.shapes import shapes_of
 from graphsurgery.analysis.slices import runs_along
 from graphsurgery.editing.row_numbers import dim_name
@@ -22,7 +24,8 @@ from graphsurgery.patterns.attention_sites import AttentionSite, FusedAttention
 from graphsurgery.patterns.attention_spelled import SpelledAttention
 from graphsurgery.patterns.masks import Mask, find_mask
 from graphsurgery.patterns.matcher import index_of
-from graphsurgery.patterns.site import Refusal, Site
+from graphsurgery.patterns.site import Done, Refusal, Site
+from graphsurgery.patterns.written import BLOCKS_PASS, is_written, layer_in, written_blocks
 from graphsurgery.rewrite import Rewrite
 from graphsurgery.site_report import Detail, PassReport, SiteReport
 
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from graphsurgery.analysis.dims import Dim
+    from graphsurgery.analysis.shapes import Shapes
 
 __all__ = ["BlockAttention"]
 
@@ -71,7 +75,7 @@ class BlockAttention(Pass):
         mode: ``prefill_q``, ``prefill_kv`` or ``prefill_qkv``: check that the counts which the mode needs are given.
     """
 
-    name: ClassVar[str] = "block-attention"
+    name: ClassVar[str] = BLOCKS_PASS
     summary: ClassVar[str] = "split attention into query, key and head blocks; keys and values are never expanded"
     aliases: ClassVar[Mapping[str, str]] = {"num_q_blocks": "q_blocks", "num_kv_blocks": "kv_blocks"}
     after: ClassVar[frozenset[str]] = frozenset({"prune-last-token", "bind-dims", "bound-context"})
@@ -126,8 +130,10 @@ class BlockAttention(Pass):
 
     def find(self, model: ir.Model) -> Sequence[Site]:
         """See :meth:`Pass.find`."""
-        found = find_attentions(model, shapes_of(model), index_of(model))
-        return [self._usable(site) if isinstance(site, AttentionSite) else self._fused(site) for site in found]
+        shapes = shapes_of(model)
+        found = find_attentions(model, shapes, index_of(model))
+        sites = [self._usable(site) if isinstance(site, AttentionSite) else self._fused(site) for site in found]
+        return [*sites, *_written(model, shapes, found)]
 
     def _fused(self, site: FusedAttention | Refusal) -> Site:
         """The site where it is to be written out and blocked, else a refusal."""
@@ -162,8 +168,9 @@ class BlockAttention(Pass):
 
     def usable(self, site: AttentionSite) -> Site:
         """The site, or a refusal where a block option cannot be honoured for it."""
-        done = "already blocked: an earlier run made its nodes" if self.site_done(site) else None
-        reason = done or self.why_not(site)
+        if is_written(site.product, self.name):
+            return _done(site.id, site.kinds, site.layer)
+        reason = self.why_not(site)
         if reason is None:
             return site
         return Refusal(id=site.id, kinds=site.kinds, layer=site.layer, reason=reason)
@@ -185,10 +192,6 @@ class BlockAttention(Pass):
         elif self._key_blocks_wanted() and (why := keys_blockable(site)) is not None:
             reason = f"its keys cannot be blocked: {why}"
         return reason
-
-    def site_done(self, site: AttentionSite) -> bool:
-        """Whether the site is the work of an earlier run of this pass."""
-        return site.product.metadata_props.get("graphsurgery.pass") == self.name
 
     def _key_blocks_wanted(self) -> bool:
         return self.kv_blocks > 1 or self.kv_block_size is not None or self.headpar_split > 1
@@ -396,3 +399,23 @@ def _what(site: AttentionSite, plan: BlockPlan) -> str:
     if plan.fold and site.key.repeats != 1:
         pieces.append("keys and values not expanded")
     return ", ".join(pieces)
+
+
+def _done(name: str, kinds: tuple[str, ...], layer: int | None) -> Done:
+    return Done(id=name, kinds=kinds, layer=layer, reason="already blocked: an earlier run made its nodes")
+
+
+def _written(model: ir.Model, shapes: Shapes, found: Sequence[Site]) -> list[Done]:
+    """The attention that an earlier run has written in a form that is read as attention no more."""
+    read = {site.product for site in found if isinstance(site, AttentionSite)}
+    blocks = [
+        (body, block)
+        for body in bodies_of(model, shapes)
+        for block in written_blocks(index_of(model, body.graph), BLOCKS_PASS, "MatMul", "Einsum")
+        if read.isdisjoint(block)
+    ]
+    numbers = itertools.count(len(found))
+    return [
+        _done(f"attention:{number}", ("attention",), layer_in(block) if len(body.calls) < 2 else None)
+        for number, (body, block) in zip(numbers, blocks, strict=False)
+    ]

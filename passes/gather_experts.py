@@ -22,7 +22,8 @@ from graphsurgery.passes.experts.side_by_side import write_dense, write_gather
 from graphsurgery.patterns.expert_sites import ExpertSite
 from graphsurgery.patterns.experts import find_experts
 from graphsurgery.patterns.site import Refusal, Site
-from graphsurgery.rewrite import PASS_KEY, Rewrite
+from graphsurgery.patterns.written import EXPERTS_PASS
+from graphsurgery.rewrite import Rewrite
 from graphsurgery.site_report import Detail, PassReport, SiteReport
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class GatherExperts(Pass):
             number of tokens out, without If and Loop; ``auto`` unrolls for an NPU where the number is fixed.
     """
 
-    name: ClassVar[str] = "gather-experts"
+    name: ClassVar[str] = EXPERTS_PASS
     summary: ClassVar[str] = "run only the experts that the router chose, in the form that suits the target"
     aliases: ClassVar[Mapping[str, str]] = {"expert_parallel_chunk_size": "chunk_size"}
     after: ClassVar[frozenset[str]] = frozenset({"prune-last-token", "bind-dims"})
@@ -98,8 +99,6 @@ class GatherExperts(Pass):
 
     def usable(self, site: ExpertSite, model: ir.Model) -> Site:
         """The site, or a refusal where it cannot be written in the form that is asked for."""
-        if self.site_done(site):
-            return site
         program = Program.of(site, _shapes(site, model))
         opset = model.opset_imports.get("", 1) if site.home is None else site.home.opset
         reason = why_not(site, program, self.plan(site), self.lanes, opset)
@@ -110,23 +109,12 @@ class GatherExperts(Pass):
         threshold = None if self.threshold == "auto" else self.threshold
         return plan_of(site, self.strategy, self.target, threshold, self.lowering)
 
-    def site_done(self, site: ExpertSite) -> bool:
-        """Whether the site is the work of an earlier run of this pass."""
-        return any(node.metadata_props.get(PASS_KEY) == self.name for node in site.interior)
-
     # ---- rewrite --------------------------------------------------------------------------------------------------
 
     def rewrite(self, model: ir.Model, sites: Sequence[ExpertSite], report: PassReport) -> frozenset[str]:
         """See :meth:`Pass.rewrite`."""
-        done = [site for site in sites if self.site_done(site)]
-        for site in done:
-            why = "already written by an earlier run of this pass"
-            report.sites.append(SiteReport(site.id, site.kinds, site.layer, "skipped", why))
-        rest = [site for site in sites if site not in done]
-        if not rest:
-            return frozenset()
         homes: dict[Body | None, list[ExpertSite]] = {}
-        for site in rest:
+        for site in sites:
             homes.setdefault(site.home, []).append(site)
         for home, group in homes.items():
             self._rewrite_home(model, home, group, report)

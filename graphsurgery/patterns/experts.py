@@ -31,7 +31,8 @@ from graphsurgery.patterns.experts_rows import RowReader
 from graphsurgery.patterns.experts_starts import start_of
 from graphsurgery.patterns.experts_terms import Step, UnreadableError, label
 from graphsurgery.patterns.matcher import index_of, is_op, readers, subgraphs
-from graphsurgery.patterns.site import Refusal
+from graphsurgery.patterns.site import Done, Refusal
+from graphsurgery.patterns.written import EXPERTS_PASS, is_written, layer_in, written_blocks
 from graphsurgery.rewrite import PASS_KEY
 
 if TYPE_CHECKING:
@@ -46,10 +47,11 @@ if TYPE_CHECKING:
 __all__ = ["find_experts"]
 
 
-def find_experts(model: ir.Model, ends: Collection[ir.Node] | None = None) -> list[ExpertSite | Refusal]:
+def find_experts(model: ir.Model, ends: Collection[ir.Node] | None = None) -> list[ExpertSite | Done | Refusal]:
     """Every expert block of the main graph, in graph order, then those of function bodies, each once for all its calls.
 
     Branches and loop bodies belong to the graph that holds them. What looks like a block and cannot be read is refused.
+    What an earlier run has written is told as such, and not read again.
 
     Args:
         model: the model.
@@ -60,7 +62,7 @@ def find_experts(model: ir.Model, ends: Collection[ir.Node] | None = None) -> li
         return []
     shapes = shapes_of(model)
     constant: dict[Body, set[ir.Value]] = {}
-    found: list[ExpertSite | Refusal] = []
+    found: list[ExpertSite | Done | Refusal] = []
     for body in bodies_of(model, shapes):
         if ends is not None and body.function is not None:
             break
@@ -80,8 +82,8 @@ class _Finder:
         self._constant = constant
         self._seen: set[ir.Value] = set()  # choices of experts whose block was read or refused
 
-    def find(self) -> list[ExpertSite | Refusal]:
-        found: list[tuple[int, ExpertSite | Refusal]] = []
+    def find(self) -> list[ExpertSite | Done | Refusal]:
+        found: list[tuple[int, ExpertSite | Done | Refusal]] = []
         for node in self._index.nodes("ReduceSum", "MatMul", "Einsum"):
             site = self._summed(node) if self._looked_at(node) and self._is_end(node) else None
             if site is not None:
@@ -98,7 +100,12 @@ class _Finder:
                 continue
             found.append((self._index.order[item.node], block))
             self._seen.add(item.root)
-        found += self._left_over() if self._ends is None else []
+        if self._ends is None:
+            found += self._left_over()
+            found += [
+                (self._index.order[block[-1]], _done(block))
+                for block in written_blocks(self._index, EXPERTS_PASS, "ReduceSum")
+            ]
         for operator in ("MoE", "QMoE"):
             fused = self._index.nodes(operator, domain="com.microsoft")
             found += [(self._index.order[node], self._fused(node)) for node in fused if self._is_end(node)]
@@ -107,19 +114,23 @@ class _Finder:
 
     def _looked_at(self, node: ir.Node) -> bool:
         """Whether a block may end in ``node``: what surgery has put into a branch or loop is no block of its own."""
-        return node.graph is self._body.graph or PASS_KEY not in node.metadata_props
+        return not is_written(node, EXPERTS_PASS) and (
+            node.graph is self._body.graph or PASS_KEY not in node.metadata_props
+        )
 
     def _is_end(self, node: ir.Node) -> bool:
         """Whether blocks that end in ``node`` are asked for."""
         return self._ends is None or node in self._ends
 
-    def _placed(self, site: ExpertSite | Refusal) -> ExpertSite | Refusal:
+    def _placed(self, site: ExpertSite | Done | Refusal) -> ExpertSite | Done | Refusal:
         """The site, with the function in which it is; a body that has several calls belongs to no layer."""
         body = self._body
         if body.function is None:
             return site
         layer = layer_of(body.calls[0].node) if len(body.calls) == 1 else None
         if isinstance(site, Refusal):
+            return dataclasses.replace(site, layer=layer, reason=f"{site.reason}; {body.where}")
+        if isinstance(site, Done):
             return dataclasses.replace(site, layer=layer, reason=f"{site.reason}; {body.where}")
         return dataclasses.replace(site, layer=layer, home=body)
 
@@ -139,6 +150,7 @@ class _Finder:
                 if chosen is not None:
                     found.setdefault(chosen.root, node)
         found.update({root: nodes[0] for root, nodes in masks.items() if len(nodes) > 1})
+        found = {root: node for root, node in found.items() if _reaches_an_output(node)}
         return [
             (self._index.order[node], _unfound(node, root)) for root, node in found.items() if root not in self._seen
         ]
@@ -251,6 +263,24 @@ def _flat(node: ir.Node) -> ir.Value:
     if is_op(node, "MatMul") and len(following) == 1 and is_op(following[0], "Squeeze", "Reshape"):
         return following[0].outputs[0]
     return value
+
+
+def _done(block: list[ir.Node]) -> Done:
+    reason = "already written by an earlier run of this pass"
+    return Done(id="", kinds=("experts",), layer=layer_in(block), reason=reason)
+
+
+def _reaches_an_output(node: ir.Node) -> bool:
+    """Whether anything comes of ``node``: what nothing reads in the end chooses nothing."""
+    seen, pending = {node}, [node]
+    while pending:
+        item = pending.pop()
+        if any(value.is_graph_output() for value in item.outputs):
+            return True
+        following = {reader for value in item.outputs for reader in readers(value)} - seen
+        seen |= following
+        pending += following
+    return False
 
 
 def _unfound(node: ir.Node, root: ir.Value) -> Refusal:

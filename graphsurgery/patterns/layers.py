@@ -20,7 +20,7 @@ from graphsurgery.patterns.layer_chains import Chain, Segment, find_chain, mixin
 from graphsurgery.patterns.layer_flow import Flow
 from graphsurgery.patterns.layer_matching import Layer, Levels, match_layers
 from graphsurgery.patterns.layer_names import class_of, layer_number, role_of
-from graphsurgery.patterns.site import Refusal, Site
+from graphsurgery.patterns.site import Done, Refusal, Site
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -63,7 +63,7 @@ class LayerKind(Site):
         return dataclasses.replace(self, numbers=layers, layer=layers[0], body=body)
 
 
-def find_layers(model: ir.Model, shapes: Shapes, min_repeats: int = 2) -> list[LayerKind | Refusal]:
+def find_layers(model: ir.Model, shapes: Shapes, min_repeats: int = 2) -> list[LayerKind | Refusal | Done]:
     """The kinds of repeated layers of the main graph, in graph order; layers that cannot be extracted are refused.
 
     Args:
@@ -77,10 +77,10 @@ def find_layers(model: ir.Model, shapes: Shapes, min_repeats: int = 2) -> list[L
     mixers = mixing_nodes(flow, states)
     chains = _chains(model, flow, states, mixers)
     own = _own_nodes(flow, states, chains)
-    found: list[LayerKind | Refusal] = []
+    found: list[LayerKind | Refusal | Done] = []
     names: collections.Counter[str] = collections.Counter()
     for chain in chains:
-        found += _kinds(flow, chain, own, set(states), names, min_repeats)
+        found += _kinds(flow, chain, own, set(states), names, min_repeats, model.functions)
     return found
 
 
@@ -207,14 +207,15 @@ def _kinds(
     states: Collection[ir.Value],
     names: collections.Counter[str],
     min_repeats: int,
-) -> list[LayerKind | Refusal]:
+    functions: Collection[tuple[str, str, str]],
+) -> list[LayerKind | Refusal | Done]:
     levels = Levels(flow, chain.segments, chain.source)
     own = own - levels.cores(flow, chain.segments)
     groups: dict[object, list[Segment]] = {}
     for segment in chain.segments:
         groups.setdefault(segment.word, []).append(segment)
     numbers = _numbers(flow, levels, chain)
-    found: list[LayerKind | Refusal] = []
+    found: list[LayerKind | Refusal | Done] = []
     for segments in groups.values():
         stacks, reasons = match_layers(flow, levels, segments, own)
         for stack in stacks:
@@ -223,6 +224,9 @@ def _kinds(
             keeps = any(_touches(node, states) for node in nodes)
             role = role_of(nodes, keeps_state=keeps)
             kinds = tuple(dict.fromkeys(("layer", role)))
+            if len(nodes) == 1 and nodes[0].op_identifier() in functions:
+                found.append(_done(nodes[0], layers, kinds))
+                continue
             if len(layers) < min_repeats or len(nodes) < _FEWEST_NODES:
                 found.append(_refusal(stack.layers, layers, kinds, reasons, min_repeats))
                 continue
@@ -262,6 +266,13 @@ def _end_values(segment: Segment) -> list[ir.Value]:
     return [*(segment.entry.outputs if segment.entry is not None else ()), *segment.exit.outputs]
 
 
+def _done(call: ir.Node, numbers: tuple[int, ...], kinds: tuple[str, ...]) -> Done:
+    listed = ", ".join(str(number) for number in numbers)
+    which = f"layer {listed} is a call" if len(numbers) == 1 else f"layers {listed} are calls"
+    why = f"{which} of function {call.op_type!r} already"
+    return Done(id=f"layer:{'_'.join((*kinds[1:], str(numbers[0])))}", kinds=kinds, layer=numbers[0], reason=why)
+
+
 def _refusal(
     stack: Sequence[Layer],
     numbers: tuple[int, ...],
@@ -272,7 +283,8 @@ def _refusal(
     listed = ", ".join(str(number) for number in numbers)
     which = f"layer {listed} is" if len(numbers) == 1 else f"layers {listed} are"
     if len(stack[0].nodes) < _FEWEST_NODES:
-        why = f"{which} {len(stack[0].nodes)} nodes already, too few for a function"
+        count = len(stack[0].nodes)
+        why = f"{which} {count} node{'s' if count > 1 else ''} only, too few for a function"
     else:
         why = f"{which} like no other" if len(numbers) == 1 else f"{which} alike and no others"
         why += f" (min_repeats={min_repeats})"

@@ -16,7 +16,7 @@ from graphsurgery.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Refusal", "Site", "select", "selects"]
+__all__ = ["Done", "Refusal", "Site", "select", "selects"]
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
@@ -44,6 +44,13 @@ class Site:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Refusal(Site):
     """A place that cannot be rewritten, and why: a whole sentence that names the node or value."""
+
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Done(Site):
+    """A place that an earlier run has rewritten, and what tells so."""
 
     reason: str
 

@@ -216,7 +216,9 @@ def test_a_second_run_changes_nothing() -> None:
     assert Pipeline(["block-attention{q_blocks=2}"])(model).passes[0].count("rewritten") == 3
     again = Pipeline(["block-attention{q_blocks=2}"])(model).passes[0]
     assert not again.changed
-    assert all(site.status == "refused" for site in again.sites)
+    assert [(site.status, site.reason) for site in again.sites] == [
+        ("skipped", "already blocked: an earlier run made its nodes")
+    ] * 3
 
 
 def test_the_same_run_gives_the_same_file(tmp_path: Path) -> None:

@@ -145,7 +145,26 @@ def test_a_second_run_changes_nothing() -> None:
         model = load(_path("qwen3_moe_grouped"))
         assert Pipeline([spec])(model).passes[0].count("rewritten") == 3
         for again in (spec, MODES["gather"], MODES["auto"]):
-            assert not Pipeline([again])(model).passes[0].changed, mode
+            report = Pipeline([again])(model).passes[0]
+            assert not report.changed, mode
+            assert {site.reason for site in report.sites} == {"already written by an earlier run of this pass"}
+            assert report.count("skipped") == 3
+
+
+@pytest.mark.parametrize("recipe", ["unified", "npu-prefill", "npu-decode"])
+def test_a_recipe_that_is_applied_twice_says_of_everything_that_it_is_done(recipe: str) -> None:
+    model = load(_path("qwen3_moe_grouped"))
+    passes = Pipeline.from_recipe(recipe)
+    passes(model)
+    again = passes(model)
+    assert not again.changed
+    told = {(item.name, site.status) for item in again.passes for site in item.sites}
+    wanted = {("block-attention", "skipped"), ("gather-experts", "skipped")}
+    if recipe != "npu-decode":
+        wanted.add(("prune-last-token", "refused"))
+    if recipe != "unified":
+        wanted |= {("bind-dims", "skipped"), ("rename-io", "skipped"), ("extract-functions", "skipped")}
+    assert told == wanted
 
 
 def test_the_same_run_gives_the_same_file(tmp_path: Path) -> None:

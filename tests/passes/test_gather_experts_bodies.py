@@ -221,7 +221,20 @@ def test_a_second_run_changes_nothing() -> None:
     for proto in (in_functions(build(spec)), in_subgraph(build(spec), "if")):
         for strategy in STRATEGIES:
             model, _ = rewritten(proto, strategy)
-            assert not Pipeline([STRATEGIES[strategy]])(model).passes[0].changed
+            again = Pipeline([STRATEGIES[strategy]])(model).passes[0]
+            assert not again.changed
+            where = "; in function 'Block', for its 2 calls" if model.functions else ""
+            (site,) = again.sites
+            assert (site.status, site.reason) == (
+                "skipped",
+                f"already written by an earlier run of this pass{where}",
+            )
+
+
+def test_each_place_of_an_inlined_function_is_told() -> None:
+    model, _ = rewritten(in_functions(build(spec_of("batched"))), "grouped")
+    sites = Pipeline(["inline-functions", "gather-experts"])(model).passes[1].sites
+    assert [(site.id, site.status) for site in sites] == [("experts:0", "skipped"), ("experts:1", "skipped")]
 
 
 @pytest.mark.full

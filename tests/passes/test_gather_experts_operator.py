@@ -175,6 +175,27 @@ def test_layouts_of_other_kernels(fusion: int, third: bool, strategy: str) -> No
     np.testing.assert_allclose(ours, wanted, rtol=0, atol=1e-5 * np.max(np.abs(wanted)))
 
 
+UNROLL = "gather-experts{strategy=packed,lowering=unroll,chunk_size=2,lanes=2}"
+
+
+@pytest.mark.parametrize("second", ["gather-experts", "gather-experts{strategy=dense}"])
+@pytest.mark.parametrize("first", [*STRATEGIES.values(), UNROLL])
+def test_a_second_run_finds_what_the_first_has_written(first: str, second: str) -> None:
+    proto = moe(**GPT_OSS)
+    if first == UNROLL:
+        for value in (*proto.graph.input, *proto.graph.output):
+            value.type.tensor_type.shape.dim[0].dim_value = 6
+    # As from a file: what a run keeps in memory is gone.
+    model = ir.from_proto(ir.to_proto(rewritten(proto, first)))
+    before = ir.to_proto(model).SerializeToString()
+    report = Pipeline([second])(model).passes[0]
+    assert [(site.id, site.kinds, site.status, site.reason) for site in report.sites] == [
+        ("experts:0", ("experts",), "skipped", "already written by an earlier run of this pass")
+    ]
+    assert not report.changed
+    assert ir.to_proto(model).SerializeToString() == before
+
+
 def test_the_report_names_the_operator() -> None:
     model = ir.from_proto(moe(**GPT_OSS))
     (site,) = Pipeline(["gather-experts"])(model).passes[0].sites

@@ -22,6 +22,7 @@ from graphsurgery.model_files.placement import WeightsMode, need_of
 from graphsurgery.model_files.proto_audit import audit
 from graphsurgery.model_files.reading import read_model_proto
 from graphsurgery.model_files.saving import SaveResult, Staged, save, stage
+from graphsurgery.model_files.scopes import refuse_broken_scopes
 from graphsurgery.model_files.serialising import paused_gc, root_cause
 from graphsurgery.model_files.soundness import refuse_unsound
 from graphsurgery.model_files.source import DataFile, DataProblem, Source, attach_source, source_of
@@ -78,6 +79,7 @@ def load(path: str | os.PathLike[str], *, file: str | None = None) -> ir.Model:
     with paused_gc():
         proto = read_model_proto(model_path)
         found = audit(proto, model_path)
+        refuse_broken_scopes(proto, model_path)
         model = _deserialise(proto, model_path)
         refuse_unsound(model, model_path)
         tensors = _attach_extras(model, proto, found)

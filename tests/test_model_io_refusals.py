@@ -193,7 +193,10 @@ LOSSY: dict[str, tuple[Callable[[onnx.ModelProto], object], str]] = {
     "segment": (lambda m: setattr(m.graph.initializer[0].segment, "begin", 1), "stored in segments"),
     "no version": (lambda m: m.ClearField("ir_version"), "states no ONNX IR version"),
     "no imports": (lambda m: m.ClearField("opset_import"), "imports no operator set"),
-    "twin producer": (lambda m: m.graph.node.add(op_type="Relu", input=["x"], output=["logits"]), "redeclared"),
+    "twin producer": (
+        lambda m: m.graph.node.add(op_type="Relu", input=["x"], output=["logits"]),
+        "which node 'add_0' makes already",
+    ),
     "bad dtype": (
         lambda m: setattr(m.graph.initializer[0], "data_type", 77),
         "tensor 'w' has the unknown element type 77",

@@ -33,7 +33,8 @@ def refuse_unsound(model: ir.Model, path: Path) -> None:
         path: its file, for the message.
 
     Raises:
-        InputRefusedError: values depend on themselves, a function calls itself, or a name is not valid UTF-8.
+        InputRefusedError: values depend on themselves, a function calls itself, nodes of a body or function are not in
+            execution order, or a name is not valid UTF-8.
     """
     _refuse_other_text(model, path)
     calls: dict[ir.OperatorIdentifier, list[ir.OperatorIdentifier]] = {}
@@ -44,6 +45,7 @@ def refuse_unsound(model: ir.Model, path: Path) -> None:
         ]
     _refuse_recursion(calls, path)
     _refuse_cycles(model.graph, path)
+    _refuse_disorder(model, calls, path)
 
 
 def refuse_endless_calls(proto: onnx.ModelProto, path: Path) -> None:
@@ -92,6 +94,40 @@ def _on_cycle(graph: ir.Graph | ir.Function) -> ir.Node | None:
     """A node of ``graph`` itself that reads, in a body of its own perhaps, what depends on it; None where there is none."""
     nodes = dict.fromkeys(graph)
     return _led_back_to(nodes, lambda node: (other for other in reads_from(node) if other in nodes))
+
+
+def _refuse_disorder(
+    model: ir.Model, calls: Mapping[ir.OperatorIdentifier, list[ir.OperatorIdentifier]], path: Path
+) -> None:
+    """The nodes of the main graph may be in any order; those of bodies and of functions that are called may not."""
+    called = dict.fromkeys(node.op_identifier() for node in model.graph.all_nodes()) if calls else {}
+    pending = [item for item in called if item in calls]
+    reached = dict.fromkeys(pending)
+    while pending:
+        more = [item for item in calls[pending.pop()] if item not in reached]
+        reached.update(dict.fromkeys(more))
+        pending += more
+    for identifier in reached:
+        where = f"of function {identifier[0]}::{identifier[1]}"
+        _refuse_late(model.functions[identifier].graph, set(), None, where, path)
+    if not is_sorted(model.graph):
+        _refuse_late(model.graph, set(), model.graph, "of the model", path)
+
+
+def _refuse_late(graph: ir.Graph, made: set[ir.Node], free: ir.Graph | None, where: str, path: Path) -> None:
+    """Refuse a node that reads what only a later node makes, unless that is of graph ``free``."""
+    for node in graph:
+        for value in node.inputs:
+            producer = value.producer() if value is not None else None
+            if value is not None and producer is not None and producer not in made and producer.graph is not free:
+                what = f"node {node.name!r} ({node.op_type}) {where} reads {value.name!r} before"
+                raise InputRefusedError(f"{path}: {what} node {producer.name!r} makes it; sort its nodes.")
+        for attribute in node.attributes.data.values():
+            if attribute.type in _GRAPH_TYPES and not attribute.is_ref():
+                bodies = attribute.as_graphs() if attribute.type == ir.AttributeType.GRAPHS else [attribute.as_graph()]
+                for body in bodies:
+                    _refuse_late(body, made, free, f"in a body {where}", path)
+        made.add(node)
 
 
 def _refuse_recursion(calls: Mapping[ir.OperatorIdentifier, list[ir.OperatorIdentifier]], path: Path) -> None:

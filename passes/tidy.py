@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import os
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import onnx_ir as ir
 
@@ -42,6 +42,13 @@ class _Place(Site):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class _Declared(Site):
+    """Values whose declared shapes go."""
+
+    values: tuple[ir.Value, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class _Functions(Site):
     functions: tuple[ir.Function, ...]
 
@@ -54,6 +61,9 @@ class Tidy(Pass):
     * Of small initializers and Constant nodes with the same element type, shape and bytes the first stays; of external
       tensors, the first that refers to the same bytes (file, offset and length). No data file is read.
     * Identity nodes go on request only: people look for their names.
+    * Shapes that are declared for values inside the graph go on request too. ONNX Runtime holds the buffer of a value that
+      nothing reads any more for a later one that is declared to be as large: between two layers the buffers of an MLP
+      are held through the whole attention. Where the shapes cannot be inferred, as behind an If, it gives them back.
 
     Graph inputs, also those with a default, all outputs and their names, and imports of operator sets stay; every output
     is bitwise equal.
@@ -61,6 +71,8 @@ class Tidy(Pass):
     Attributes:
         duplicates: merge equal constants.
         identities: let readers of an Identity read what it reads; those that make an output of their graph stay.
+        intermediate_shapes: ``drop`` the shapes that are declared for what default operators make inside a graph; element
+            types, inputs and outputs stay as they are.
     """
 
     name: ClassVar[str] = "tidy"
@@ -68,6 +80,7 @@ class Tidy(Pass):
 
     duplicates: bool = True
     identities: bool = False
+    intermediate_shapes: Literal["keep", "drop"] = "keep"
 
     def find(self, model: ir.Model) -> Sequence[Site]:
         """See :meth:`Pass.find`."""
@@ -119,6 +132,11 @@ class Tidy(Pass):
         ]
         if unused:
             yield _Place(id=f"unused:{where}", kinds=("unused",), graph=graph, values=tuple(unused))
+        if self.intermediate_shapes == "drop":
+            inside = [value for node in graph if node.domain in ("", "ai.onnx") for value in node.outputs]
+            declared = tuple(value for value in inside if value.shape is not None and not value.is_graph_output())
+            if declared:
+                yield _Declared(id=f"shapes:{where}", kinds=("shapes",), values=declared)
 
     # ---- rewrite --------------------------------------------------------------------------------------------------
 
@@ -130,6 +148,11 @@ class Tidy(Pass):
                 for function in site.functions:
                     del model.functions[function.identifier()]
                 reason = f"{len(site.functions)} functions that nothing calls were removed"
+            elif isinstance(site, _Declared):
+                detail = {"shapes": len(site.values)}
+                for value in site.values:
+                    value.shape = None
+                reason = f"{len(site.values)} shapes declared for values inside the graph were dropped"
             else:
                 reason, detail = _tidy(model, site)
             report.sites.append(SiteReport(site.id, site.kinds, site.layer, "rewritten", reason, detail))

@@ -9,6 +9,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
+import graphsurgery
 from graphsurgery.contracts import EXACT_OUTPUTS_KEY
 from graphsurgery.errors import UsageError
 from graphsurgery.model_io import load, save
@@ -303,3 +304,45 @@ def test_exports_compute_the_same(name):
 )
 def test_all_exports_compute_the_same(name):
     check_outputs(name)
+
+
+DECLARED = """
+<ir_version: 9, opset_import: ["" : 18, "vendor" : 1]>
+declared (float[N,4] x, bool flag) => (float[N,4] y, float[N,4] z)
+<float[N,4] a, float[N,4] made, float[N,4] t0, float[N,4] z>
+{
+    a = Relu(x)
+    made = vendor.Own(a)
+    y = If (flag) <
+        then_branch = then_part () => (float[N,4] t) <float[N,4] t0> { t0 = Exp(a)  t = Neg(t0) },
+        else_branch = else_part () => (float[N,4] e) { e = Abs(made) }
+    >
+    z = Neg(a)
+}
+"""
+
+
+def test_declared_shapes_inside_the_graph_are_dropped_on_request():
+    model = parse(DECLARED)
+    assert not Pipeline([Tidy()])(model).passes[0].sites
+    report = Pipeline([Tidy(intermediate_shapes="drop")], check=True)(model)
+    assert [(site.id, site.status, site.detail) for site in report.passes[0].sites] == [
+        ("shapes:main", "rewritten", {"shapes": 1}),
+        ("shapes:then_part", "rewritten", {"shapes": 1}),
+    ]
+    assert report.passes[0].sites[0].reason == "1 shapes declared for values inside the graph were dropped"
+    assert (value_of(model, "a").shape, value_of(model, "a").dtype) == (None, ir.DataType.FLOAT)
+    # What a vendor's operator makes nobody else can tell; outputs are the interface.
+    assert [str(value_of(model, name).shape) for name in ("made", "y", "z", "x")] == ["[N,4]"] * 4
+    assert not Pipeline([Tidy(intermediate_shapes="drop")])(model).passes[0].sites
+
+
+def test_a_model_without_intermediate_shapes_computes_the_same(tmp_path):
+    model = load(FIXTURES / "llama/model.onnx")
+    Pipeline(["block-attention{q_block_size=2}", "tidy{intermediate_shapes=drop}"])(model)
+    save(model, tmp_path / "dropped.onnx")
+    again = load(tmp_path / "dropped.onnx")
+    kept = [value for node in again.graph for value in node.outputs if value.shape is not None]
+    assert all(value.is_graph_output() for value in kept)
+    assert {value.name for value in kept} == {value.name for value in again.graph.outputs}
+    assert graphsurgery.verify(FIXTURES / "llama/model.onnx", tmp_path / "dropped.onnx").status == "equal"

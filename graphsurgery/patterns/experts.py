@@ -26,6 +26,7 @@ from graphsurgery.patterns.experts_finish import exclusive, finish
 from graphsurgery.patterns.experts_loop import LoopReader
 from graphsurgery.patterns.experts_numbers import IndexReader, Pairs, Run
 from graphsurgery.patterns.experts_operator import read_operator
+from graphsurgery.patterns.experts_packed import read_packed_operator
 from graphsurgery.patterns.experts_parameters import ParameterReader
 from graphsurgery.patterns.experts_rows import RowReader
 from graphsurgery.patterns.experts_starts import start_of
@@ -244,9 +245,8 @@ class _Finder:
     def _fused(self, node: ir.Node) -> ExpertSite | Refusal:
         """The block that is one operator."""
         try:
-            if node.op_type == "QMoE":
-                raise UnreadableError("its weights are packed, in a layout of its own")
-            return read_operator(node, self._shapes)
+            read = read_packed_operator if node.op_type == "QMoE" else read_operator
+            return read(node, self._shapes)
         except UnreadableError as error:
             text = f"the expert block that is one operator, com.microsoft {label(node)}, cannot be read: {error}"
             return Refusal(id="", kinds=("experts", "op"), layer=layer_of(node), reason=text)

@@ -11,7 +11,7 @@ the one with tanh; types of 16 bits are widened for the activation and for the s
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import onnx_ir as ir
@@ -30,12 +30,12 @@ from graphsurgery.patterns.expert_sites import (
 from graphsurgery.patterns.experts_terms import UnreadableError, label
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.patterns.expert_sites import Operand
 
-__all__ = ["read_operator"]
+__all__ = ["OperatorReader", "number", "read_operator"]
 
 _FLOAT = ir.DataType.FLOAT
 _INT64 = ir.DataType.INT64
@@ -52,10 +52,16 @@ def read_operator(node: ir.Node, shapes: ShapeView) -> ExpertSite:
     Raises:
         UnreadableError: what it is made of is not known, or no writing of it is known to be right.
     """
-    return _Reader(node, shapes).read()
+    return OperatorReader(node, shapes).read()
 
 
-class _Reader:
+class OperatorReader:
+    """Reads one operator. Another one whose weights are stored differently overrides how it projects rows."""
+
+    first, down, third = 2, 4, 6
+    """Places of the matrices among the operands."""
+    biases: ClassVar[Mapping[int, int]] = {2: 3, 4: 5, 6: 7}
+
     def __init__(self, node: ir.Node, shapes: ShapeView) -> None:
         self.node = node
         self.shapes = shapes
@@ -66,6 +72,7 @@ class _Reader:
         self.dtype = dtype
 
     def read(self) -> ExpertSite:
+        """The site; see :func:`read_operator`."""
         node, shapes = self.node, self.shapes
         tokens, scores = self.operand(0, "tokens"), self.operand(1, "scores")
         sizes, scored = shapes.shape(tokens), shapes.shape(scores)
@@ -96,8 +103,12 @@ class _Reader:
             tokens_dim=product(sizes[:-1]),
             hidden=sizes[-1],
             interior=(node,),
-            router=OperatorRouter(scores, self.integer("normalize_routing_weights", 0) == 1),
+            router=OperatorRouter(scores, self.normalised()),
         )
+
+    def normalised(self) -> bool:
+        """Whether the weights of the chosen experts are divided by their sum."""
+        return self.integer("normalize_routing_weights", 0) == 1
 
     # ---- what an expert does ----------------------------------------------------------------------------------------
 
@@ -109,30 +120,41 @@ class _Reader:
         if fusion not in (_SEPARATE, _INTERLEAVED, _HALVES):
             raise UnreadableError(f"its swiglu_fusion={fusion} is not one of 0, 1, 2")
         separate = kind == "swiglu" and fusion == _SEPARATE
-        if separate != (self.optional(6) is not None):
+        if separate != (self.optional(self.third) is not None):
             what = "has no third matrix for its gate" if separate else f"has a third matrix besides activation {kind!r}"
             raise UnreadableError(f"it {what}")
-        down = self._matrix(4, experts, (hidden, None))
-        inner = down.shape[1]
+        inner = self.inner_size()
         width = inner if fusion == _SEPARATE else 2 * inner
-        first = self._widened(self._projected(TOKEN_ROW, self._matrix(2, experts, (width, hidden)), 3, experts))
+        first = self._widened(self._projected(TOKEN_ROW, self.first, experts, (width, hidden)))
         if kind == "swiglu":
             third = None
             if separate:
-                matrix = self._matrix(6, experts, (inner, hidden))
-                third = self._widened(self._projected(TOKEN_ROW, matrix, 7, experts))
+                third = self._widened(self._projected(TOKEN_ROW, self.third, experts, (inner, hidden)))
             active = self._gated(first, third, inner, fusion)
         else:
             active = self._activated(kind, first)
-        last = self._widened(self._projected(self._narrowed(active), down, 5, experts))
+        last = self._widened(self._projected(self._narrowed(active), self.down, experts, (hidden, inner)))
         self.step("Mul", last, ROUTE_WEIGHT)
 
-    def _projected(self, row: Operand, matrix: ExpertTensor, bias: int, experts: int) -> StepOutput:
-        # Stored [out, in]: the matrix comes first and multiplies the row as a column.
-        result = self.step("MatMul", matrix, row, dtype=self.dtype)
+    def inner_size(self) -> int:
+        """How many features an expert has between its matrices."""
+        value = self.operand(self.down, f"matrices of input {self.down}")
+        inner = self.shapes.dim(value, 2)
+        if not isinstance(inner, int):
+            raise UnreadableError(f"the sizes of {value.name!r} are not known")
+        return inner
+
+    def _projected(self, row: Operand, place: int, experts: int, shape: tuple[int, int]) -> StepOutput:
+        result = self.product(row, place, experts, shape)
+        bias = self.biases[place]
         if self.optional(bias) is None:
             return result
-        return self.step("Add", result, self._tensor(bias, experts, matrix.shape[:1]), dtype=self.dtype)
+        return self.step("Add", result, self.tensor(bias, experts, shape[:1]), dtype=self.dtype)
+
+    def product(self, row: Operand, place: int, experts: int, shape: tuple[int, int]) -> StepOutput:
+        """The matrices ``[out, in]`` of operand ``place`` times the row, of the type of the tokens."""
+        # Stored [out, in]: the matrix comes first and multiplies the row as a column.
+        return self.step("MatMul", self.tensor(place, experts, shape), row, dtype=self.dtype)
 
     def _activated(self, kind: str, row: StepOutput) -> StepOutput:
         if kind == "relu":
@@ -141,40 +163,42 @@ class _Reader:
             return self.step("Mul", row, self.step("Sigmoid", row))
         if kind == "identity":
             return row
-        cube = self.step("Mul", self.step("Mul", self.step("Mul", row, row), row), _number(_GELU_CUBE))
-        bent = self.step("Tanh", self.step("Mul", self.step("Add", row, cube), _number(_GELU_SCALE)))
-        return self.step("Mul", self.step("Mul", row, _number(0.5)), self.step("Add", bent, _number(1.0)))
+        cube = self.step("Mul", self.step("Mul", self.step("Mul", row, row), row), number(_GELU_CUBE))
+        bent = self.step("Tanh", self.step("Mul", self.step("Add", row, cube), number(_GELU_SCALE)))
+        return self.step("Mul", self.step("Mul", row, number(0.5)), self.step("Add", bent, number(1.0)))
 
     def _gated(self, first: StepOutput, third: StepOutput | None, inner: int, fusion: int) -> StepOutput:
         gate, linear = first, third
         if fusion == _INTERLEAVED:
-            gate, linear = self._sliced(first, 0, 2 * inner, 2), self._sliced(first, 1, 2 * inner, 2)
+            gate, linear = self.sliced(first, 0, 2 * inner, 2), self.sliced(first, 1, 2 * inner, 2)
         elif fusion == _HALVES:
-            gate, linear = self._sliced(first, 0, inner, 1), self._sliced(first, inner, 2 * inner, 1)
+            gate, linear = self.sliced(first, 0, inner, 1), self.sliced(first, inner, 2 * inner, 1)
         assert linear is not None
         limit = self.real("swiglu_limit", math.inf)
         if math.isfinite(limit):
-            gate = self.step("Min", gate, _number(limit))
-            linear = self.step("Max", self.step("Min", linear, _number(limit)), _number(-limit))
+            gate = self.step("Min", gate, number(limit))
+            linear = self.step("Max", self.step("Min", linear, number(limit)), number(-limit))
         alpha, beta = self.real("activation_alpha", 1.0), self.real("activation_beta", 0.0)
-        bent = self.step("Sigmoid", gate if alpha == 1.0 else self.step("Mul", gate, _number(alpha)))
-        moved = linear if beta == 0.0 else self.step("Add", linear, _number(beta))
+        bent = self.step("Sigmoid", gate if alpha == 1.0 else self.step("Mul", gate, number(alpha)))
+        moved = linear if beta == 0.0 else self.step("Add", linear, number(beta))
         return self.step("Mul", self.step("Mul", gate, bent), moved)
 
-    def _sliced(self, row: StepOutput, first: int, last: int, stride: int) -> StepOutput:
+    def sliced(self, row: Operand, first: int, last: int, stride: int) -> StepOutput:
+        """Features ``first`` to before ``last`` of a row, each ``stride``-th."""
         starts, ends, strides = (_constant(np.array([item], np.int64)) for item in (first, last, stride))
         return self.step(
             "Slice", row, starts, ends, None, strides, reads=(None, starts, ends, None, strides), axes=(-1,)
         )
 
     def _widened(self, row: StepOutput) -> StepOutput:
-        return row if self.dtype == _FLOAT else self._cast(row, _FLOAT)
+        return row if self.dtype == _FLOAT else self.cast(row, _FLOAT)
 
     def _narrowed(self, row: StepOutput) -> StepOutput:
-        return row if self.dtype == _FLOAT else self._cast(row, self.dtype)
+        return row if self.dtype == _FLOAT else self.cast(row, self.dtype)
 
-    def _cast(self, row: StepOutput, dtype: ir.DataType) -> StepOutput:
-        return self.step("Cast", row, dtype=dtype, attributes=[ir.AttrInt64("to", int(dtype))])
+    def cast(self, value: Operand, dtype: ir.DataType, *, per_row: bool = True) -> StepOutput:
+        """``value`` as another type."""
+        return self.step("Cast", value, dtype=dtype, attributes=[ir.AttrInt64("to", int(dtype))], per_row=per_row)
 
     def step(
         self,
@@ -184,50 +208,54 @@ class _Reader:
         reads: Sequence[ir.Value | None] = (),
         attributes: Sequence[ir.Attr] = (),
         axes: tuple[int, ...] = (),
+        per_row: bool = True,
+        domain: str = "",
     ) -> StepOutput:
         """One more step; its node is of no graph and reads constants only."""
-        node = ir.Node("", op_type, reads, attributes, num_outputs=1)
+        node = ir.Node(domain, op_type, reads, attributes, num_outputs=1)
         node.outputs[0].type = ir.TensorType(dtype)
-        self.steps.append(ExpertStep(node, operands, axes=axes))
+        self.steps.append(ExpertStep(node, operands, per_row=per_row, axes=axes))
         return StepOutput(len(self.steps) - 1)
 
     # ---- what the operator is made of -------------------------------------------------------------------------------
 
     def optional(self, place: int) -> ir.Value | None:
+        """An operand, where it is given."""
         inputs = self.node.inputs
         return inputs[place] if place < len(inputs) else None
 
     def operand(self, place: int, what: str) -> ir.Value:
+        """An operand that must be given."""
         value = self.optional(place)
         if value is None:
             raise UnreadableError(f"its {what} are not given")
         return value
 
-    def _matrix(self, place: int, experts: int, shape: tuple[int, int | None]) -> ExpertTensor:
-        value = self.operand(place, f"matrices of input {place}")
-        inner = self.shapes.dim(value, 2)
-        if shape[1] is None and not isinstance(inner, int):
-            raise UnreadableError(f"the sizes of {value.name!r} are not known")
-        return self._tensor(place, experts, tuple(inner if size is None else size for size in shape))  # type: ignore[misc]
-
-    def _tensor(self, place: int, experts: int, shape: tuple[int, ...]) -> ExpertTensor:
+    def tensor(
+        self, place: int, experts: int, shape: tuple[int, ...], stored: tuple[int, ...] | None = None
+    ) -> ExpertTensor:
+        """The parameter of operand ``place``: of each expert ``shape``, as it is stored or (``stored``) read anew."""
         value = self.operand(place, f"parameters of input {place}")
         found = self.shapes.shape(value)
-        if found != (experts, *shape):
+        whole = (experts, *(shape if stored is None else stored))
+        if found != whole:
             text = "unknown" if found is None else f"[{', '.join(map(str, found))}]"
-            wanted = ", ".join(map(str, (experts, *shape)))
+            wanted = ", ".join(map(str, whole))
             raise UnreadableError(f"the sizes of {value.name!r} are {text}, not [{wanted}]")
         return ExpertTensor((value,), True, shape)
 
     def integer(self, name: str, default: int) -> int:
+        """An attribute."""
         attribute = self._attribute(name)
         return default if attribute is None else attribute.as_int()
 
     def real(self, name: str, default: float) -> float:
+        """An attribute."""
         attribute = self._attribute(name)
         return default if attribute is None else attribute.as_float()
 
     def text(self, name: str, default: str) -> str:
+        """An attribute."""
         attribute = self._attribute(name)
         return default if attribute is None else attribute.as_string()
 
@@ -238,8 +266,9 @@ class _Reader:
         return attribute
 
 
-def _number(number: float) -> ir.Value:
-    return _constant(np.asarray(number, np.float32))
+def number(value: float) -> ir.Value:
+    """A float32 of no graph."""
+    return _constant(np.asarray(value, np.float32))
 
 
 def _constant(array: np.ndarray) -> ir.Value:

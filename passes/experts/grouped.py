@@ -14,6 +14,7 @@ import onnx_ir as ir
 from graphsurgery.passes.experts.parameters import one_expert, vectors, why_not
 from graphsurgery.passes.experts.program import tensors_of
 from graphsurgery.passes.experts.steps import StepWriter
+from graphsurgery.passes.experts.unpacking import why_not_picked
 from graphsurgery.patterns.expert_sites import ExpertTensor, RowInput, StepOutput
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def why_not_grouped(site: ExpertSite, program: Program) -> str | None:
         reason = why_not(one_expert(tensor, site.experts - 1), site.home)
         if reason is not None and not _looked_up(program, tensor, site.home):
             return f"the weights of one expert cannot be viewed: {reason}"
+        if reason is not None and (picked := why_not_picked(program)) is not None:
+            return picked
     return None
 
 

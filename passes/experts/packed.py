@@ -19,6 +19,7 @@ from graphsurgery.passes.experts.program import tensors_of
 from graphsurgery.passes.experts.routing import reduce_sum
 from graphsurgery.passes.experts.side_by_side import stack_of, why_not_stacked
 from graphsurgery.passes.experts.steps import StepWriter, why_not_batched
+from graphsurgery.passes.experts.unpacking import why_not_picked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +37,7 @@ _BOOL = ir.DataType.BOOL
 
 def why_not_loop(site: ExpertSite, program: Program, lanes: int) -> str | None:
     """Why the loop cannot be written, in words."""
-    reason = why_not_batched(program) if lanes > 1 else None
+    reason = why_not_batched(program) if lanes > 1 else why_not_picked(program)
     return reason if reason is not None else why_not_stacked(site)
 
 

@@ -32,7 +32,16 @@ def one_expert(tensor: ExpertTensor, expert: int) -> Part:
 
 def stacked(tensor: ExpertTensor) -> Part:
     """All experts' parts, ``[E, *shape]``."""
-    return tensor.values[0] if tensor.stacked else Stack(tensor.values)
+    if not tensor.stacked:
+        return Stack(tensor.values)
+    held = tensor.values[0].shape
+    whole = tuple(held.dims) if held is not None else ()
+    if len(whole) == len(tensor.shape) + 1 and whole[1:] == tensor.shape:
+        return tensor.values[0]
+    if not whole or not isinstance(whole[0], int):
+        return tensor.values[0]
+    # Read with other axes than it is stored with.
+    return View(tensor.values[0], 0, (whole[0], *tensor.shape))
 
 
 def some_experts(tensor: ExpertTensor, first: int, count: int) -> Part:

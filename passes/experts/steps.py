@@ -12,6 +12,7 @@ import numpy as np
 
 from graphsurgery.analysis.constants import constant_of
 from graphsurgery.editing.versioned_ops import squeeze, unsqueeze
+from graphsurgery.passes.experts.unpacking import times_unpacked, why_not_unpacked
 from graphsurgery.patterns.expert_sites import ExpertStep, ExpertTensor, RowInput, StepOutput
 
 if TYPE_CHECKING:
@@ -70,12 +71,16 @@ def why_not_batched(program: Program) -> str | None:
             continue
         node = step.node
         if not _batches(program, step):
-            return f"node {node.name!r} ({node.op_type}) works on the weights of one expert at a time"
+            why = why_not_unpacked(step) if node.op_type == "MatMulNBits" else None
+            who = f"node {node.name!r} ({node.op_type})" if node.graph is not None else "its product in few bits"
+            return f"{who} works on the weights of one expert at a time" + (f": {why}" if why else "")
     return None
 
 
 def _batches(program: Program, step: ExpertStep) -> bool:
     node = step.node
+    if node.domain == "com.microsoft" and node.op_type == "MatMulNBits":
+        return why_not_unpacked(step) is None
     if node.domain:
         known = node.op_type in _VENDOR_ONE_TO_ONE or (node.op_type == "FusedMatMul" and step.per_row)
         return (
@@ -148,6 +153,8 @@ class StepWriter:
                 return self._times_column(step, untransposed, values[0], name)
         if self.lead and kind == "Gemm":
             return self._batched_gemm(step, values, name)
+        if self.lead and step.node.op_type == "MatMulNBits":
+            return times_unpacked(self.rewrite, step, values, name, self.lead, self.program.is_parameter)
         if self.lead and kind == "DequantizeLinear" and not _integer(step.node, "block_size"):
             return self._dequantised(step, values, name)
         overrides = self._overrides(step)

@@ -147,21 +147,36 @@ def test_a_scale_for_each_expert(form: str, strategy: str) -> None:
     assert_equal(proto, model, spec)
 
 
-@pytest.mark.parametrize("strategy", ["grouped", "one_lane"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("form", ["selected", "masked"])
 @pytest.mark.parametrize("zero", [True, False])
 def test_packed_products_in_a_loop_over_experts(form: str, strategy: str, zero: bool) -> None:
     spec = spec_of(form)
     proto = packed(build(spec), zero=zero)
     model, site = rewritten(proto, strategy)
-    assert sum(node.op_type == "MatMulNBits" for node in model.graph.all_nodes()) == (9 if strategy == "grouped" else 3)
+    products = sum(node.op_type == "MatMulNBits" for node in model.graph.all_nodes())
+    # The operator takes one matrix: those of several experts at a time are unpacked and multiplied.
+    assert products == {"grouped": 9, "one_lane": 3}.get(strategy, 0)
     if strategy == "grouped":
         assert site.detail["weight_bytes_moved"] == 0
     assert_equal(proto, model, spec)
 
 
-def test_packed_products_take_one_expert_at_a_time() -> None:
-    model = ir.from_proto(packed(build(spec_of("selected"))))
-    (site,) = Pipeline([STRATEGIES["gather"]])(model).passes[0].sites
+@pytest.mark.parametrize(
+    ("attribute", "number", "reason"),
+    [
+        ("accuracy_level", 4, "accuracy_level=4 lets it compute on activations in 8 bits"),
+        ("bits", 2, "its weights are in 2 bits"),
+        ("block_size", 64, "its blocks of 64 do not divide rows of 32"),
+    ],
+)
+def test_packed_products_that_take_one_expert_at_a_time(attribute: str, number: int, reason: str) -> None:
+    proto = packed(build(spec_of("selected")))
+    for node in proto.graph.node:
+        if node.op_type == "MatMulNBits":
+            kept = [item for item in node.attribute if item.name != attribute]
+            del node.attribute[:]
+            node.attribute.extend([*kept, helper.make_attribute(attribute, number)])
+    (site,) = Pipeline([STRATEGIES["gather"]])(ir.from_proto(proto)).passes[0].sites
     assert site.status == "refused"
-    assert site.reason.endswith("(MatMulNBits) works on the weights of one expert at a time")
+    assert site.reason.endswith(f"(MatMulNBits) works on the weights of one expert at a time: {reason}")

@@ -51,6 +51,7 @@ class RowPusher:
         self._tokens = tokens
         self._made: dict[tuple[ir.Value, Placement], ir.Value] = {}
         self._wide: dict[ir.Value, bool] = {}
+        self._features: set[ir.Value] = set()
 
     def select(self, value: ir.Value, at: Placement) -> ir.Value:
         """The wanted rows of ``value``."""
@@ -61,26 +62,43 @@ class RowPusher:
         return self._made[key]
 
     def _is_wide(self, value: ir.Value, rows: RowAxis) -> bool:
-        """Whether ``value`` has columns as long as the sequence beside its rows, or is made from something that has."""
+        """Whether ``value`` has columns as long as the sequence beside its rows, or is made from something that has.
+
+        Where the length of the sequence is a number, features may be as many. They are what the chain begins with, and
+        the columns of a mask are not: it is made wide by its own steps, or was fed.
+        """
         if value not in self._wide:
             # Without recursion: the residual stream leads through every layer.
             seen = {value: rows}
             waiting = [value]
-            found = False
-            while waiting and not found:
+            found = features = False
+            numbers = isinstance(self._tokens.length, int)
+            while waiting and not features and (numbers or not found):
                 item = waiting.pop()
                 if item in self._wide:
-                    found = self._wide[item]
+                    found |= self._wide[item]
+                    features = item in self._features
                     continue
-                found = self._has_columns(item, seen[item])
-                for source, there in self._row_sources(item, seen[item]):
+                columns = self._has_columns(item, seen[item])
+                found |= columns
+                sources = self._row_sources(item, seen[item])
+                features = numbers and columns and not sources and self._is_computed(item)
+                for source, there in sources:
                     if source not in seen:
                         seen[source] = there
                         waiting.append(source)
-            if not found:
+            found &= not features
+            if features:
+                self._features.add(value)
+            elif not found:
                 self._wide.update(dict.fromkeys(seen, False))
             self._wide[value] = found
         return self._wide[value]
+
+    def _is_computed(self, value: ir.Value) -> bool:
+        """Whether ``value`` holds computed real numbers, and was not fed."""
+        dtype = self._view.dtype(value)
+        return value.producer() is not None and (dtype is None or dtype.is_floating_point())
 
     def _has_columns(self, value: ir.Value, rows: RowAxis) -> bool:
         if rows.flat:

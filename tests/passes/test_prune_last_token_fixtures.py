@@ -100,6 +100,23 @@ def test_the_last_layer_is_pruned_through_its_experts(path: str):
     assert "matrix products" in site.reason
 
 
+def replayed(path: str, *before: str) -> list[str]:
+    """What is computed again on the selected rows, in a result that went through the passes ``before`` first."""
+    model = ir.load(FIXTURES / path)
+    Pipeline([*before, PruneLastToken(index="last", depth="layer")])(model)
+    names = [value.name or "" for node in model.graph for value in node.outputs]
+    return [name.rpartition("/")[2] for name in names if name.startswith("lm_head/") and name.endswith("_rows")]
+
+
+@pytest.mark.parametrize("path", ["llama/model.onnx", "gemma2/model.onnx"])
+def test_features_that_are_as_many_as_the_rows_are_no_mask(path: str):
+    """The mask is made again on its rows; the residual stream, 32 wide, is not, through all layers to the embeddings."""
+    masks = replayed(path)
+    assert "le_rows" in masks
+    for length in (13, 64):
+        assert replayed(path, f"bind-dims{{batch=1,seq={length},past=0}}") == masks
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_the_head_is_found(path: str):
     entry = MANIFEST[path]

@@ -50,6 +50,7 @@ _FUSED = {
     ("com.microsoft", "SparseAttention"): "SparseAttention",
     ("com.microsoft", "DecoderMaskedMultiHeadAttention"): "DecoderMaskedMultiHeadAttention",
 }
+_MASKS = {"Attention": 3, "MultiHeadAttention": 5, "com.microsoft Attention": 5}
 _MAX_CHAIN = 24
 _LAYER = re.compile(r"(?:layers?|blocks?|h|encoder|decoder)[._/](\d+)(?:[._/]|$)")
 
@@ -121,9 +122,12 @@ def _fused(node: ir.Node, number: int, body: Body) -> FusedAttention | None:
         (attribute := node.attributes.get(name)) is not None and bool(attribute.as_int())
         for name in ("is_causal", "unidirectional")
     )
+    seen = _mask_kinds_of(node, operator, body)
+    causal = causal or "causal" in seen
+    span = "sliding" if sliding else seen[-1] if seen else "full"
     return FusedAttention(
         id=f"attention:{number}",
-        kinds=("attention", "fused", *(("causal",) if causal else ()), "sliding" if sliding else "full"),
+        kinds=("attention", "fused", *(("causal",) if causal else ()), span),
         layer=_layer(node, body),
         node=node,
         operator=operator,
@@ -131,6 +135,14 @@ def _fused(node: ir.Node, number: int, body: Body) -> FusedAttention | None:
         past=past,
         body=body,
     )
+
+
+def _mask_kinds_of(node: ir.Node, operator: str, body: Body) -> tuple[str, ...]:
+    """What the mask that an operator is given lets a query see."""
+    slot = _MASKS.get(operator)
+    mask = node.inputs[slot] if slot is not None and len(node.inputs) > slot else None
+    shape = body.view.shape(mask) if mask is not None else None
+    return mask_kinds([mask], shape[-2], shape[-1], body) if mask is not None and shape and len(shape) > 1 else ()
 
 
 class _Reader:

@@ -174,11 +174,11 @@ class _Finder:
         # A function may serve layers of both kinds.
         some_or_all = any if site.body.function is None else all
         windows = some_or_all(cache.sliding for cache in caches.values())
-        kinds = tuple(kind for kind in site.kinds if kind not in ("sliding", "full"))
-        sliding = windows or "sliding" in site.kinds
+        kinds = tuple(kind for kind in site.kinds if kind not in ("sliding", "chunked", "full"))
+        masked = next((kind for kind in ("sliding", "chunked") if kind in site.kinds), None)
         return CacheRead(
             id=site.id,
-            kinds=(*kinds, "sliding" if sliding else "full", "fixed"),
+            kinds=(*kinds, masked or ("sliding" if windows else "full"), "fixed"),
             layer=site.layer,
             attention=site,
             edges=tuple(edges),

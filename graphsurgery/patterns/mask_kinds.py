@@ -1,7 +1,8 @@
-"""What a mask lets a query see, as far as the graph tells: earlier keys only, a window of them, or any.
+"""What a mask lets a query see, as far as the graph tells: earlier keys only, a window or a chunk of them, or any.
 
 Read from the comparisons between row numbers and column numbers that the mask is made of: a column that may be at most
-the row is causal; a column that must be more than the row less something is a window.
+the row is causal; a column that must be more than the row less something is a window; a column that must be in the same
+chunk as the row, by numbers divided by the size of a chunk, is chunked.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ _BODY = frozenset(
     }
 )
 _MAX_NODES = 200
+_MAX_STEPS = 12
 
 
 def mask_kinds(operands: Sequence[ir.Value], length: Dim, total: Dim, body: Body) -> tuple[str, ...]:
-    """``causal`` or not, and ``sliding`` or ``full``, from the operands of a chain that have columns.
+    """``causal`` or not, and ``sliding``, ``chunked`` or ``full``, from the operands of a chain that have columns.
 
     Where a function gets its mask from its callers, what all calls have in common.
 
@@ -49,8 +51,8 @@ def mask_kinds(operands: Sequence[ir.Value], length: Dim, total: Dim, body: Body
 
 def _kinds_of(operands: Sequence[ir.Value], length: Dim, total: Dim, body: Body, call: int) -> tuple[str, ...]:
     """The kinds for one call of the body."""
-    above = below = False
-    pending = [(value, length, total, body) for value in operands]
+    above = below = chunked = False
+    pending = [(value, *_sizes(value, length, total, body), body) for value in operands]
     seen = set[object]()
     while pending and len(seen) < _MAX_NODES:
         value, rows, columns, place = pending.pop()
@@ -70,12 +72,42 @@ def _kinds_of(operands: Sequence[ir.Value], length: Dim, total: Dim, body: Body,
             side = _bound(node, rows, columns, place.view)
             above |= side > 0
             below |= side < 0
+        elif is_op(node, "Equal"):
+            sides = [_axis(item, rows, columns, place.view) for item in node.inputs if item is not None]
+            chunked |= sorted(sides) == ["columns", "rows"] and all(_is_divided(item) for item in node.inputs)
         elif node.op_type in _BODY:
             pending += [(item, rows, columns, place) for item in node.inputs if item is not None]
         elif is_op(node, "Trilu"):
             above = True
     causal = ("causal",) if above else ()
-    return (*causal, "sliding" if below else "full")
+    return (*causal, "sliding" if below else "chunked" if chunked else "full")
+
+
+def _is_divided(value: ir.Value | None) -> bool:
+    """Whether a division is among the last steps that make ``value``."""
+    pending, seen = [value], set[object]()
+    while pending and len(seen) < _MAX_STEPS:
+        item = pending.pop(0)
+        node = item.producer() if item is not None else None
+        if node is None or node in seen:
+            continue
+        if is_op(node, "Div"):
+            return True
+        seen.add(node)
+        pending += node.inputs
+    return False
+
+
+def _sizes(value: ir.Value, length: Dim, total: Dim, body: Body) -> tuple[Dim, Dim]:
+    """How many rows and columns ``value`` has where it is not broadcast.
+
+    They are those of the scores, and may go by another name: where each layer's cache has a symbol of its own, one mask
+    for all layers has that of the first.
+    """
+    shape = body.view.shape(value) or ()
+    rows = shape[-2] if len(shape) > 1 and shape[-2] != 1 else length
+    columns = shape[-1] if shape and shape[-1] != 1 else total
+    return rows, columns
 
 
 def _bound(node: ir.Node, length: Dim, total: Dim, view: ShapeView) -> int:

@@ -24,13 +24,23 @@ class ColumnSums:
     """A value without columns that is reduced from one with columns, computed block by block."""
 
     def __init__(
-        self, rewrite: Rewrite, shapes: ShapeView, pusher: SlicePusher, total: Dim, rows: Cuts, columns: Sequence[Span]
+        self, rewrite: Rewrite, shapes: ShapeView, pusher: SlicePusher, total: Dim, parts: Cuts, columns: Sequence[Span]
     ) -> None:
+        """See the class.
+
+        Args:
+            rewrite: where nodes are emitted.
+            shapes: shapes of the values.
+            pusher: cuts what the value is made of.
+            total: T.
+            parts: rows and heads that are wanted, by axes counted from the last (-2 the rows, -3 the heads).
+            columns: the blocks.
+        """
         self._rewrite, self._shapes, self._pusher = rewrite, shapes, pusher
-        self._total, self._rows, self._columns = total, rows, columns
+        self._total, self._parts, self._columns = total, parts, columns
 
     def get(self, value: ir.Value) -> ir.Value:
-        """``value`` for the rows."""
+        """``value`` for the rows and heads."""
         node = value.producer()
         combine = {"ReduceSum": "Add", "ReduceMax": "Max", "ReduceMin": "Min"}
         if node is None or not self._pusher.is_wide(value):
@@ -50,10 +60,12 @@ class ColumnSums:
         return size is not None and runs_along(size, self._total)
 
     def _cuts(self, value: ir.Value) -> Cuts:
-        rank = self._shapes.rank(value)
-        if not self._rows or rank is None or rank < 2 or self._shapes.dim(value, -2) == 1:
+        """The parts as cuts of ``value``, as far as it has these axes and is not the same all along them."""
+        shape = self._shapes.shape(value)
+        if shape is None:
             return ()
-        return ((rank - 2, self._rows[0][1]),)
+        rank = len(shape)
+        return tuple((rank + axis, span) for axis, span in self._parts if rank + axis >= 0 and shape[axis] != 1)
 
     def _reduced(self, node: ir.Node, source: ir.Value, span: Span) -> ir.Value:
         rank = self._shapes.rank(source) or 0

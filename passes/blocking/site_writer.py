@@ -208,7 +208,7 @@ class SiteWriter:
         else:
             spans = self._column_blocks(columns)
             out = block.running(spans)
-        return self._guarded(out, rows, whole, spans, survey)
+        return self._guarded(out, heads, rows, whole, spans, survey)
 
     def block_is_needed(self, rows: Span, whole: bool, columns: Span) -> ir.Value | None:
         """Whether some row of a query block needs some column of a key block: a scalar; None where it always does."""
@@ -358,20 +358,28 @@ class SiteWriter:
 
     # ---- rows without a key ---------------------------------------------------------------------------------------
 
-    def _guarded(self, out: ir.Value, rows: Span, whole: bool, columns: list[Span], survey: Survey | None) -> ir.Value:
+    def _guarded(
+        self, out: ir.Value, heads: Heads, rows: Span, whole: bool, columns: list[Span], survey: Survey | None
+    ) -> ir.Value:
         guard = self.guard
         if guard is None:
             return out
         condition = guard.inputs[0]
         assert condition is not None
-        shape = self.shapes.shape(condition)
+        shape = self.shapes.shape(condition) or ()
+        if len(shape) == 3 and shape[0] != 1 and self.merged:
+            part = self._apart(condition, shape, heads, rows, self.columns, whole)
+            return self._guarded_by(guard, part, out)
+        # A bias of heads that is counted too makes a condition of each head.
         cuts: Cuts = ()
+        if not heads.whole and len(shape) >= 3 and shape[-3] != 1 and shape[-3] == self.site.heads:
+            cuts = ((len(shape) - 3, heads.span),)
         everything = self._all_rows(condition)
         if whole and self.few_rows and everything and self.pusher.is_wide(condition):
             part = self.writer.few_rows_mask(self.site, condition, everything, self.few_rows)
             return self._guarded_by(guard, part, out)
-        if not whole and shape is not None and len(shape) >= 2 and runs_along(shape[-2], self.site.length):
-            cuts = ((len(shape) - 2, rows),)
+        if not whole and len(shape) >= 2 and runs_along(shape[-2], self.site.length):
+            cuts = (*cuts, (len(shape) - 2, rows))
         key_block = self.plan.kv_block_size
         if whole and survey is None and key_block is not None:
             # No block of rows is made here, but the guard of all rows is not made of all rows and columns either.
@@ -379,7 +387,8 @@ class SiteWriter:
         if survey is not None and survey.guard is not None:
             part = cut(self.rewrite, survey.guard, cuts, name="rows_of_guard")
         elif len(columns) > 1 and columns[0].start == 0:
-            part = ColumnSums(self.rewrite, self.shapes, self.pusher, self.site.total, cuts, columns).get(condition)
+            parts = tuple((axis - len(shape), span) for axis, span in cuts)
+            part = ColumnSums(self.rewrite, self.shapes, self.pusher, self.site.total, parts, columns).get(condition)
         else:
             part = self.pusher.get(condition, cuts)
         return self._guarded_by(guard, part, out)

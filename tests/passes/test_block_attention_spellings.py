@@ -82,6 +82,34 @@ def test_a_bias_over_columns_of_another_name(spec: str) -> None:
     hold(ALIBI, spec)
 
 
+# A bias of each head in one mask with what is hidden: the guard of rows without a key has a condition for each head.
+GUARDED = ALIBI.replace("biased = Add (scaled, bias)", "biased = Where (hidden, low, bias)")
+GUARDED = GUARDED.replace("masked = Where (hidden, low, biased)", "masked = Add (scaled, biased)")
+GUARDED = GUARDED.replace("float low = {-1e9}", "float low = {-1e9}, float zero_f = {0.0}, float none = {1.0}")
+GUARDED = GUARDED.replace(
+    "y = MatMul (p, k)",
+    """seen = Greater (biased, low)
+    counted = Cast <to = 1> (seen)
+    last = Neg (one)
+    count = ReduceSum <keepdims = 1> (counted, last)
+    empty = Less (count, none)
+    attended = MatMul (p, k)
+    y = Where (empty, zero_f, attended)""",
+)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *SPECS,
+        "block-attention{q_blocks=2,kv_blocks=3,head_blocks=2,headpar_split=2,lowering=unroll,skip=where,min_rows=1}",
+        "block-attention{head_blocks=4,kv_block_size=3,lowering=loop}",
+    ],
+)
+def test_a_guard_of_each_head_is_cut_to_the_heads_of_the_block(spec: str) -> None:
+    hold(GUARDED, spec)
+
+
 # Grouped queries: [B,G,T,D] keys for [B,S,G,R,D] queries, as Einsum; a mask of five axes and a bias of every head.
 GROUPED_EINSUM = f"""{HEADER}
 grouped (float[B,4,S,8] q, float[B,2,P,8] past, float[B,2,S,8] new, int64[B,T] mask) => (float[B,S,2,2,8] y)

@@ -20,7 +20,7 @@ from graphsurgery.patterns.attention_kinds import Origins
 from graphsurgery.patterns.attention_sites import AttentionSite, FusedAttention, Sink
 from graphsurgery.patterns.attention_spelled import is_softmax_by_hand, read_spelled
 from graphsurgery.patterns.key_value_sources import UnreadableError, broadcast_heads, find_source, regroups_heads
-from graphsurgery.patterns.mask_kinds import mask_kinds
+from graphsurgery.patterns.mask_kinds import mask_kinds, signed_operands
 from graphsurgery.patterns.matcher import GraphIndex, index_of, is_op, readers
 from graphsurgery.patterns.products import is_product, read_product
 from graphsurgery.patterns.site import Refusal
@@ -142,7 +142,7 @@ def _mask_kinds_of(node: ir.Node, operator: str, body: Body) -> tuple[str, ...]:
     slot = _MASKS.get(operator)
     mask = node.inputs[slot] if slot is not None and len(node.inputs) > slot else None
     shape = body.view.shape(mask) if mask is not None else None
-    return mask_kinds([mask], shape[-2], shape[-1], body) if mask is not None and shape and len(shape) > 1 else ()
+    return mask_kinds([(mask, 1)], shape[-2], shape[-1], body) if mask is not None and shape and len(shape) > 1 else ()
 
 
 class _Reader:
@@ -273,7 +273,7 @@ class _Reader:
         self, scores: ir.Node, chain: tuple[ir.Node, ...], key: ir.Value, length: Dim, total: Dim
     ) -> tuple[str, ...]:
         outside = _operands(scores, chain)
-        masks = mask_kinds(outside, length, total, self._body)
+        masks = mask_kinds(signed_operands(scores, chain, self._body), length, total, self._body)
         query = scores.inputs[0]
         if "causal" in masks or "sliding" in masks or query is None:
             return masks

@@ -2,45 +2,48 @@
 
 Read from the comparisons between row numbers and column numbers that the mask is made of: a column that may be at most
 the row is causal; a column that must be more than the row less something is a window; a column that must be in the same
-chunk as the row, by numbers divided by the size of a chunk, is chunked.
+chunk as the row, by numbers divided by the size of a chunk, is chunked. A comparison may say what is seen or what is
+hidden: which of both is followed down from the scores, through negations, selections and products with something low.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import onnx_ir as ir
+
+from graphsurgery.analysis.constants import constant_of
 from graphsurgery.analysis.slices import runs_along
+from graphsurgery.patterns.masks import MaskValues
 from graphsurgery.patterns.matcher import is_op
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import onnx_ir as ir
+    from collections.abc import Collection, Sequence
 
     from graphsurgery.analysis.bodies import Body
     from graphsurgery.analysis.dims import Dim
     from graphsurgery.analysis.shapes import ShapeView
 
-__all__ = ["mask_kinds"]
+__all__ = ["mask_kinds", "signed_operands"]
 
 _COMPARISONS = {"Less": -1, "LessOrEqual": -1, "Greater": 1, "GreaterOrEqual": 1}
 _BODY = frozenset(
     {
         *("And", "Or", "Not", "Where", "Cast", "Identity", "Expand", "Unsqueeze", "Squeeze", "Reshape", "Slice"),
-        *("Mul", "Add", "Sub", "Concat", "Transpose", "Gather", "GatherND", "Max", "Min"),
+        *("Mul", "Add", "Sub", "Concat", "Transpose", "Gather", "GatherND", "Max", "Min", "Neg", "Equal"),
     }
 )
 _MAX_NODES = 200
 _MAX_STEPS = 12
 
 
-def mask_kinds(operands: Sequence[ir.Value], length: Dim, total: Dim, body: Body) -> tuple[str, ...]:
+def mask_kinds(operands: Sequence[tuple[ir.Value, int]], length: Dim, total: Dim, body: Body) -> tuple[str, ...]:
     """``causal`` or not, and ``sliding``, ``chunked`` or ``full``, from the operands of a chain that have columns.
 
     Where a function gets its mask from its callers, what all calls have in common.
 
     Args:
-        operands: what the chain takes from outside.
+        operands: what the chain takes from outside, each with 1 where more of it is a higher score, else -1.
         length: S.
         total: T.
         body: the graph or function body that holds the chain.
@@ -49,13 +52,22 @@ def mask_kinds(operands: Sequence[ir.Value], length: Dim, total: Dim, body: Body
     return tuple(kind for kind in found[0] if all(kind in other for other in found))
 
 
-def _kinds_of(operands: Sequence[ir.Value], length: Dim, total: Dim, body: Body, call: int) -> tuple[str, ...]:
+def signed_operands(scores: ir.Node, chain: Sequence[ir.Node], body: Body) -> list[tuple[ir.Value, int]]:
+    """What the chain between a score product and its softmax takes from outside, with signs as above."""
+    inside = {output for node in (scores, *chain) for output in node.outputs}
+    values = MaskValues(body)
+    return [(item, sign) for node in chain for item, sign in _signed(node, values, inside) if item not in inside]
+
+
+def _kinds_of(
+    operands: Sequence[tuple[ir.Value, int]], length: Dim, total: Dim, body: Body, call: int
+) -> tuple[str, ...]:
     """The kinds for one call of the body."""
     above = below = chunked = False
-    pending = [(value, *_sizes(value, length, total, body), body) for value in operands]
+    pending = [(value, sign, *_sizes(value, length, total, body), body) for value, sign in operands]
     seen = set[object]()
     while pending and len(seen) < _MAX_NODES:
-        value, rows, columns, place = pending.pop()
+        value, sign, rows, columns, place = pending.pop()
         node = value.producer()
         if node is None and value not in seen:
             seen.add(value)
@@ -64,23 +76,72 @@ def _kinds_of(operands: Sequence[ir.Value], length: Dim, total: Dim, body: Body,
                 given, caller = handed[call if place is body else 0]
                 shape = caller.view.shape(given) or ()
                 if len(shape) > 1:
-                    pending.append((given, shape[-2], shape[-1], caller))
+                    pending.append((given, sign, shape[-2], shape[-1], caller))
         if node is None or node in seen or node.domain:
             continue
         seen.add(node)
-        if node.op_type in _COMPARISONS:
-            side = _bound(node, rows, columns, place.view)
-            above |= side > 0
-            below |= side < 0
-        elif is_op(node, "Equal"):
-            sides = [_axis(item, rows, columns, place.view) for item in node.inputs if item is not None]
-            chunked |= sorted(sides) == ["columns", "rows"] and all(_is_divided(item) for item in node.inputs)
-        elif node.op_type in _BODY:
-            pending += [(item, rows, columns, place) for item in node.inputs if item is not None]
-        elif is_op(node, "Trilu"):
+        side = sign * _bound(node, rows, columns, place.view) if node.op_type in _COMPARISONS else 0
+        above |= side > 0
+        below |= side < 0
+        if is_op(node, "Trilu"):
             above = True
+        elif is_op(node, "Equal") and _are_numbers(node, rows, columns, place.view):
+            chunked |= all(_is_divided(item) for item in node.inputs)
+        elif not side and (node.op_type in _BODY or node.op_type in _COMPARISONS):
+            pending += [(item, sign * own, rows, columns, place) for item, own in _signed(node, MaskValues(place))]
     causal = ("causal",) if above else ()
     return (*causal, "sliding" if below else "chunked" if chunked else "full")
+
+
+def _signed(node: ir.Node, values: MaskValues, inside: Collection[ir.Value] = ()) -> list[tuple[ir.Value, int]]:
+    """The operands of ``node``, each with 1 where more of it is more of the result, and -1 where it is less."""
+    items = [item for item in node.inputs if item is not None]
+    operator = node.op_type
+    if operator in ("Not", "Neg"):
+        return [(item, -1) for item in items]
+    if operator == "Cast" and _is_hidden(node, values):
+        return [(items[0], -1)]
+    if operator == "Sub" and len(items) == 2:
+        return [(items[0], 1), (items[1], -1)]
+    if operator == "Mul" and len(items) == 2:
+        return [(item, -1 if values.low(other) else 1) for item, other in zip(items, reversed(items), strict=True)]
+    if operator in _COMPARISONS and len(items) == 2:
+        direction = _COMPARISONS[operator]
+        return [(items[0], direction), (items[1], -direction)]
+    if operator == "Equal" and len(items) == 2:
+        numbers = [values.numbers(item) for item in items]
+        return [(item, -1 if other == [0] else 1) for item, other in zip(items, reversed(numbers), strict=True)]
+    if operator == "Where" and len(items) == 3:
+        condition, yes, no = items
+        return [(condition, _side_of_condition(yes, no, values, inside)), (yes, 1), (no, 1)]
+    return [(item, 1) for item in items]
+
+
+def _is_hidden(node: ir.Node, values: MaskValues) -> bool:
+    """Whether a mask that is zero or low becomes a condition: true is what is low."""
+    to = node.attributes.get("to")
+    if to is None or to.is_ref() or to.as_int() != ir.DataType.BOOL or values.numbers(node.inputs[0]) is not None:
+        return False
+    return values.zero_or_low(node.inputs[0])
+
+
+def _side_of_condition(yes: ir.Value, no: ir.Value, values: MaskValues, inside: Collection[ir.Value]) -> int:
+    """1 where a true condition selects what is more, -1 where it selects what is less."""
+    if yes in inside or no in inside:
+        return 1 if yes in inside else -1
+    numbers = [values.numbers(item) for item in (yes, no)]
+    if numbers[0] and numbers[1]:
+        return 1 if numbers[0][0] >= numbers[1][0] else -1
+    # A number on one side alone: the other is a mask of its own.
+    if any((array := constant_of(item)) is not None and array.dtype.kind == "b" for item in (yes, no)):
+        return -1 if numbers[0] == [0] or numbers[1] == [1] else 1
+    return -1 if values.low(yes) or (numbers[1] and not values.low(no)) else 1
+
+
+def _are_numbers(node: ir.Node, length: Dim, total: Dim, view: ShapeView) -> bool:
+    """Whether a node compares numbers of rows with numbers of columns."""
+    sides = [_axis(item, length, total, view) for item in node.inputs if item is not None]
+    return sorted(sides) == ["columns", "rows"]
 
 
 def _is_divided(value: ir.Value | None) -> bool:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from graphsurgery.analysis.bodies import Body
     from graphsurgery.patterns.attention_sites import AttentionSite
 
-__all__ = ["LOW", "Mask", "find_mask"]
+__all__ = ["LOW", "Mask", "MaskValues", "find_mask"]
 
 LOW = -1e4
 """What is this far below the row's maximum takes no part in a softmax."""
@@ -76,7 +76,7 @@ def find_mask(site: AttentionSite, wide: Sequence[ir.Value]) -> Mask | str:
     if late:
         return f"node {late[0].name!r} ({late[0].op_type}) changes the scores behind the mask"
     inside = {output for item in (site.scores, *site.chain) for output in item.outputs}
-    values = _Values(site.body)
+    values = MaskValues(site.body)
     for node in masking:
         reason = _why_no_mask(node, [value for value in wide if value in node.inputs], inside, values)
         if reason is not None:
@@ -98,7 +98,7 @@ def _named(value: ir.Value | None, inside: set[ir.Value]) -> object:
     return value if array is None else (array.dtype.str, array.shape, array.tobytes())
 
 
-def _why_no_mask(node: ir.Node, wide: list[ir.Value], inside: set[ir.Value], values: _Values) -> str | None:
+def _why_no_mask(node: ir.Node, wide: list[ir.Value], inside: set[ir.Value], values: MaskValues) -> str | None:
     """Why ``node``, which takes ``wide`` from outside, may do more than mask; None where it only masks."""
     if is_op(node, "Where") and node.inputs[0] not in inside:
         yes, no = node.inputs[1], node.inputs[2]
@@ -115,7 +115,7 @@ def _filled(node: ir.Node) -> float:
     return 0.0 if attribute is None else float(attribute.as_tensor().numpy().reshape(-1)[0])
 
 
-class _Values:
+class MaskValues:
     """What the elements of a value can be, by how it is made; a parameter is what every caller hands over."""
 
     def __init__(self, body: Body) -> None:

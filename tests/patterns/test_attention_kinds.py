@@ -73,3 +73,81 @@ def test_one_sequence_without_cache_is_an_encoder() -> None:
 def test_queries_of_pixels_are_vision(name: str, found: tuple[str, ...]) -> None:
     inputs = f"{heads(name, 'S')}, {heads('key', 'S')}, {heads('value', 'S')}"
     assert kinds(inputs, f"query = Neg({name})") == found
+
+
+POSITIONS = """row = Reshape(rows, tall)
+        column = Reshape(columns, wide)
+        {0}"""
+CAUSAL = {
+    "seen": ("seen = LessOrEqual(column, row)", "masked = Where(seen, scores, low)"),
+    "hidden": ("late = Greater(column, row)", "masked = Where(late, low, scores)"),
+    "hidden_turned": ("late = Less(row, column)", "masked = Where(late, low, scores)"),
+    "times_low": (
+        """late = Greater(column, row)
+        late_f = Cast<to = 1>(late)
+        mask = Mul(late_f, low)""",
+        "masked = Add(scores, mask)",
+    ),
+    "one_less": (
+        """seen = LessOrEqual(column, row)
+        seen_f = Cast<to = 1>(seen)
+        unseen = Sub(one, seen_f)
+        mask = Mul(low, unseen)""",
+        "masked = Add(scores, mask)",
+    ),
+    "filled_twice": (
+        """late = Greater(column, row)
+        filled = Where(late, low, zero)
+        again = Less(filled, minus)
+        mask = Where(again, low, bias)""",
+        "masked = Add(scores, mask)",
+    ),
+    "low_is_true": (
+        """late = Greater(column, row)
+        filled = Where(late, low, zero)
+        hidden = Cast<to = 9>(filled)""",
+        "masked = Where(hidden, low, scores)",
+    ),
+    "equal_to_zero": (
+        """late = Greater(column, row)
+        late_i = Cast<to = 7>(late)
+        seen = Equal(late_i, nothing)""",
+        "masked = Where(seen, scores, low)",
+    ),
+    "selected": (
+        """late = Greater(column, row)
+        seen = Where(late, false, kept)""",
+        "masked = Where(seen, scores, low)",
+    ),
+}
+WINDOW = """first = Sub(row, span)
+        gone = LessOrEqual(column, first)
+        hidden = Or(late, gone)"""
+
+
+def of_mask(before: str, mask: str) -> tuple[str, ...]:
+    inputs = f"{heads('query', 'S')}, {heads('key', 'T')}, {heads('value', 'T')}, int64[S] rows, int64[T] columns"
+    inputs += ", bool[T] kept, float[1,2,1,T] bias"
+    numbers = """tall = Constant<value = int64[2] {-1, 1}>()
+        wide = Constant<value = int64[2] {1, -1}>()
+        low = Constant<value = float {-1e9}>()
+        one = Constant<value = float {1.0}>()
+        zero = Constant<value = float {0.0}>()
+        minus = Constant<value = float {-1.0}>()
+        span = Constant<value = int64 {4}>()
+        nothing = Constant<value = int64 {0}>()
+        false = Constant<value = bool {0}>()
+        """
+    return kinds(inputs, numbers + POSITIONS.format(before), mask)
+
+
+@pytest.mark.parametrize("spelling", CAUSAL)
+def test_what_is_hidden_tells_as_much_as_what_is_seen(spelling: str) -> None:
+    assert of_mask(*CAUSAL[spelling]) == ("causal", "full")
+
+
+def test_a_window_of_hidden_keys() -> None:
+    before, mask = CAUSAL["hidden"]
+    assert of_mask(f"{before}\n{WINDOW}", mask.replace("late", "hidden")) == ("causal", "sliding")
+    seen = f"{before}\n{WINDOW}\nseen = Not(hidden)"
+    assert of_mask(seen, "masked = Where(seen, scores, low)") == ("causal", "sliding")

@@ -21,7 +21,14 @@ from graphsurgery.analysis.kept import kept
 from graphsurgery.analysis.shapes import shapes_of
 from graphsurgery.patterns.attention import layer_of
 from graphsurgery.patterns.experts_choices import may_choose
-from graphsurgery.patterns.experts_dense import SpreadReader, adds_nothing, replace_weight, unchosen, without_weight
+from graphsurgery.patterns.experts_dense import (
+    SpreadReader,
+    adds_nothing,
+    compared,
+    replace_weight,
+    unchosen,
+    without_weight,
+)
 from graphsurgery.patterns.experts_finish import exclusive, finish
 from graphsurgery.patterns.experts_loop import LoopReader
 from graphsurgery.patterns.experts_numbers import IndexReader, Pairs, Run
@@ -29,7 +36,7 @@ from graphsurgery.patterns.experts_operator import read_operator
 from graphsurgery.patterns.experts_packed import read_packed_operator
 from graphsurgery.patterns.experts_parameters import ParameterReader
 from graphsurgery.patterns.experts_rows import RowReader
-from graphsurgery.patterns.experts_starts import start_of
+from graphsurgery.patterns.experts_starts import end_of_pass, start_of
 from graphsurgery.patterns.experts_terms import Step, UnreadableError, label
 from graphsurgery.patterns.matcher import index_of, is_op, readers, subgraphs
 from graphsurgery.patterns.site import Done, Refusal
@@ -102,6 +109,8 @@ class _Finder:
             found.append((self._index.order[item.node], block))
             self._seen.add(item.root)
         if self._ends is None:
+            found += [(self._index.order[node], self._refusal(node, why)) for node, why in loops.compared()]
+            found += self._passes()
             found += self._left_over()
             found += [
                 (self._index.order[block[-1]], _done(block))
@@ -134,6 +143,34 @@ class _Finder:
         if isinstance(site, Done):
             return dataclasses.replace(site, layer=layer, reason=f"{site.reason}; {body.where}")
         return dataclasses.replace(site, layer=layer, home=body)
+
+    def _passes(self) -> list[tuple[int, ExpertSite | Refusal]]:
+        """Blocks of one choice a token whose result is not summed: each of several choices may have a pass of its own."""
+        picks: dict[ir.Value, list[ir.Node]] = {}
+        for node in self._index.nodes("Gather"):
+            if self._looked_at(node) and node.inputs[0] in self._constant and node.inputs[1] not in self._constant:
+                chosen = self._numbers.chosen(node.inputs[1])
+                if chosen is not None and chosen.root not in self._seen and self._numbers.top_k(chosen.root) == 1:
+                    picks.setdefault(chosen.root, []).append(node)
+        found: list[tuple[int, ExpertSite | Refusal]] = []
+        for root, nodes in picks.items():
+            end = end_of_pass(nodes, self._index, self._constant)
+            rank = self._shapes.rank(end) if end is not None else None
+            last = end.producer() if end is not None else None
+            if end is None or last is None or rank != 2 or not any(map(self._picks_matrices, nodes)):
+                continue
+            try:
+                reader = RowReader(self._shapes, self._numbers, self._parameters, self._constant, 1)
+                reader.inside = exclusive(last, [root])
+                term = reader.rows(end, ("tc", "f"), None)
+                if not isinstance(term, Step) or list(reader.found.roots) != [root]:
+                    continue
+                site: ExpertSite | Refusal = self._chosen(end, term, reader.found, 1)
+            except UnreadableError as error:
+                site = self._refusal(last, str(error))
+            self._seen.add(root)
+            found.append((self._index.order[last], site))
+        return found
 
     def _left_over(self) -> list[tuple[int, Refusal]]:
         """Choices of experts that pick matrices, or rows for several experts, and whose block was not found."""
@@ -185,13 +222,15 @@ class _Finder:
             if not isinstance(term, Step) or not found.matrices:
                 return None
             if found.roots:
-                return self._chosen(node, term, found, copies)
+                return self._chosen(_flat(node), term, found, copies)
             if found.labelled is None or len(found.weights) != 1:
                 return None
             value, labels = next(iter(found.weights.items()))
             spread = SpreadReader(self._shapes, self._numbers, reader).read(value, labels)
         except UnreadableError as error:
-            return self._refusal(node, str(error)) if found.roots and found.matrices else None
+            bound = compared(next(iter(found.weights)), self._shapes) if len(found.weights) == 1 else None
+            told = found.roots or (bound is not None and found.labelled is not None)
+            return self._refusal(node, bound or str(error)) if told and found.matrices else None
         finally:
             if found.matrices:
                 self._seen.update(found.roots)
@@ -214,19 +253,20 @@ class _Finder:
         reader.inside = exclusive(node, [*first.found.roots, *first.found.weights])
         return reader
 
-    def _chosen(self, node: ir.Node, term: Step, found: Found, copies: int) -> ExpertSite:
+    def _chosen(self, output: ir.Value, term: Step, found: Found, copies: int) -> ExpertSite:
         """The block that runs the chosen experts."""
         root = next(iter(found.roots))
         if self._numbers.top_k(root) != copies:
             chosen = self._numbers.top_k(root)
             raise UnreadableError(f"it adds up {copies} rows a token, but {chosen} experts are chosen")
-        arranged = [value for value, axes in found.weights.items() if axes not in (("t", "c"), ("b", "s", "c"))]
+        plain = {("t", "c"), ("b", "s", "c")} | ({("tc",), ("tc", "1")} if copies == 1 else set())
+        arranged = [value for value, axes in found.weights.items() if axes not in plain]
         if arranged:
             raise UnreadableError(f"value {arranged[0].name!r} holds weights in an order of its own")
         if found.labelled is not None:
             raise UnreadableError(f"parameter {found.labelled.name!r} has a part for each choice")
         form = "dense" if found.dense else "grouped" if found.grouped else "batched"
-        return finish(_flat(node), term, found, form, self._shapes, self._index)
+        return finish(output, term, found, form, self._shapes, self._index)
 
     def _dense(self, node: ir.Node, term: Step, found: Found, spread: Spread, experts: int) -> ExpertSite:
         """The block that runs all experts on all tokens."""

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from graphsurgery.patterns.experts_numbers import IndexReader
     from graphsurgery.patterns.experts_rows import RowReader
 
-__all__ = ["Spread", "SpreadReader", "adds_nothing", "replace_weight", "unchosen", "without_weight"]
+__all__ = ["Spread", "SpreadReader", "adds_nothing", "compared", "replace_weight", "unchosen", "without_weight"]
+
+_COMPARISONS = frozenset({"Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
+_NEAR = 24
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,6 +84,8 @@ class SpreadReader:
             return self._scattered(node, axes)
         if kind == "ReduceSum":
             return self._summed(node, axes)
+        if kind == "Softmax":
+            return self._shared_out(node, axes)
         if kind in ELEMENTWISE:
             return self._computed(node, axes)
         if kind in ("Gather", "Slice", "Split"):
@@ -90,6 +95,13 @@ class SpreadReader:
     def _lone(self, value: ir.Value, axes: Labels) -> Spread | None:
         """Whether one expert is the one that was chosen: a mask that no sum over choices is needed for."""
         content = self._numbers.content(value)
+        if isinstance(content, OneHot) and self._numbers.top_k(content.root) == 1:
+            held = [("c" if name == "e" else name) for name in content.axes if name not in "c1"]
+            if (
+                held == [name for name in axes if name != "1"]
+                and self._shapes.dim(value, content.axes.index("e")) == content.experts
+            ):
+                return Spread(None, content.root, None, 0.0)
         if not isinstance(content, Numbers) or content.kind != "chosen" or content.space is not None:
             return None
         if self._numbers.top_k(content.root) != 1 or np.count_nonzero(content.samples) != 1 or "c" in axes:
@@ -122,6 +134,17 @@ class SpreadReader:
         if is_filled(updates, 1):
             return Spread(None, numbers.root, None, 1.0 if fill == 1 else fill)
         return Spread(ROUTE_WEIGHT, numbers.root, updates, fill)
+
+    def _shared_out(self, node: ir.Node, axes: Labels) -> Spread:
+        """A softmax over all experts, of which those that were not chosen have scores of minus infinity."""
+        axis, source = node.attributes.get("axis"), node.inputs[0]
+        place = len(axes) - 1 if axis is None and len(axes) == 2 else -2 if axis is None else axis.as_int()
+        if source is None or place % len(axes) != len(axes) - 1 or axes not in (("t", "c"), ("b", "s", "c")):
+            raise UnreadableError(f"{label(node)} gives weights in another arrangement than [T, E]")
+        found = self.read(source, axes)
+        if found.number is not None or unchosen(found) != -np.inf:
+            raise UnreadableError(f"{label(node)} shares weights among experts that were not chosen too")
+        return dataclasses.replace(found, term=ROUTE_WEIGHT, weights=node.outputs[0], fill=0.0, by_expert=True)
 
     def _column(self, node: ir.Node, value: ir.Value, axes: Labels) -> Spread:
         """The weights of one expert among those of all."""
@@ -245,7 +268,7 @@ class SpreadReader:
             raise UnreadableError(f"{label(node)} computes weights from more than one value")
         if found.number is not None and len(others) == 1 and self._numbers.top_k(found.root) == 1:
             sizes = self._shapes.shape(others[0])
-            if sizes is not None and len(sizes) == len(axes) and sizes[-1] == 1:
+            if sizes is not None and len(sizes) == len(axes) and (sizes[-1] == 1 or "1" not in axes):
                 return dataclasses.replace(found, term=ROUTE_WEIGHT, weights=others[0], fill=0.0)
         if found.number is not None and not others:
             return found
@@ -254,6 +277,29 @@ class SpreadReader:
         if not others:
             return found
         return dataclasses.replace(found, term=ROUTE_WEIGHT, weights=node.outputs[0], fill=0.0, by_expert=True)
+
+
+def compared(value: ir.Value, shapes: ShapeView) -> str | None:
+    """That ``value`` weighs experts by comparing their scores with a bound, in words; None where it does not.
+
+    How many experts that leaves is not known: scores that are the same are all in or all out.
+    """
+    experts = shapes.dim(value, -1)
+    pending, seen = [value], {value}
+    while pending and len(seen) < _NEAR:
+        node = pending.pop(0).producer()
+        if node is None or node.domain:
+            continue
+        if node.op_type in _COMPARISONS and shapes.dim(node.outputs[0], -1) == experts:
+            return (
+                f"{label(node)} compares scores with a bound for the weights {value.name!r}, so that nothing says how "
+                "many experts a token gets"
+            )
+        if node.op_type in ELEMENTWISE | {"Softmax", "Transpose", "Unsqueeze", "Squeeze", "Reshape", "Identity"}:
+            following = [item for item in node.inputs if item is not None and item not in seen]
+            seen.update(following)
+            pending += following
+    return None
 
 
 def unchosen(spread: Spread) -> float | None:

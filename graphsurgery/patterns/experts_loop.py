@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from graphsurgery.analysis.constants import const_int
 from graphsurgery.patterns.expert_sites import ROUTE_WEIGHT
-from graphsurgery.patterns.experts_dense import SpreadReader, adds_nothing, without_weight
+from graphsurgery.patterns.experts_dense import SpreadReader, adds_nothing, compared, without_weight
 from graphsurgery.patterns.experts_finish import exclusive, finish
 from graphsurgery.patterns.experts_numbers import Numbers, Space, is_filled
 from graphsurgery.patterns.experts_parameters import unify
-from graphsurgery.patterns.experts_rows import RowReader
+from graphsurgery.patterns.experts_rows import ELEMENTWISE, RowReader
 from graphsurgery.patterns.experts_terms import Step, Term, UnreadableError, label
 from graphsurgery.patterns.matcher import is_op
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from graphsurgery.patterns.matcher import GraphIndex
 
 __all__ = ["LoopReader", "Sum"]
+
+_BEHIND = ELEMENTWISE | {"Cast", "Gemm", "Identity", "MatMul", "MatMulNBits", "Slice", "Split"}
+"""Operators that may stand between the weight of an expert and the sum, where it weighs what the expert is given."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -98,6 +102,8 @@ class LoopReader:
         self._constant = constant
         self._sums: dict[ir.Value, Sum] = {}
         self._spreads: dict[tuple[ir.Value, Labels], Spread | None] = {}
+        self._columns: dict[ir.Value, dict[int, ir.Node]] = {}
+        self._masks: dict[ir.Value, tuple[ir.Value, int] | None] = {}
 
     # ---- sums of copies -------------------------------------------------------------------------------------------
 
@@ -168,8 +174,16 @@ class LoopReader:
                 parts.append(part)
             elif item is not None and not is_filled(item, 0):
                 others.append(item)
+        if len(parts) == 2 and not others and isinstance(parts[0], Sum) != isinstance(parts[1], Sum):
+            whole, copy = sorted(parts, key=lambda part: isinstance(part, _Copy))
+            if isinstance(whole, Sum) and _root(whole) is not _root(copy):
+                # The copies of another choice go on where those of one have been added up.
+                return Sum(node, node.outputs[0], (copy,), whole.output)
         if not parts or len(others) > 1 or len({_root(part) for part in parts}) != 1:
             return None
+        copies = [(part.root, part.number) for part in parts if isinstance(part, _Copy)]
+        if len(set(copies)) < len(copies) or any(item in self._constant for item in others):
+            return None  # a sum within one expert
         if others and (len(parts) > 1 or (isinstance(parts[0], Sum) and len(parts[0].copies()) > 1)):
             return None  # a whole sum is added to something else
         return Sum(node, node.outputs[0], tuple(parts), others[0] if others else None)
@@ -180,10 +194,46 @@ class LoopReader:
         node = value.producer()
         while is_op(node, "Cast", "Identity") and node is not None and node.inputs[0] is not None:
             node = node.inputs[0].producer()
-        if node is None or node.domain or node.op_type not in ("Mul", "Where"):
-            return None
         shape = self._shapes.shape(value)
-        if shape is None or len(shape) not in (2, 3) or shape[-1] == 1:
+        if node is None or shape is None or len(shape) not in (2, 3) or shape[-1] == 1:
+            return None
+        found = self._mask(node.outputs[0])
+        return None if found is None else _Copy(*found, value, "all")
+
+    def _mask(self, value: ir.Value) -> tuple[ir.Value, int] | None:
+        """The choice and the number of the one expert whose weight meets the rows on their way to ``value``.
+
+        It may meet what the expert gives or what it is given; each value is looked at once.
+        """
+        stack = [value]
+        while stack:
+            item = stack[-1]
+            if item in self._masks:
+                stack.pop()
+                continue
+            node = item.producer()
+            own = self._own_mask(item)
+            if own is not None or node is None or not self._computes_rows(item, node):
+                self._masks[item] = own
+                continue
+            rows = [given for given in node.inputs if given is not None and given not in self._constant]
+            waiting = [given for given in rows if given not in self._masks]
+            if waiting:
+                stack += waiting
+                continue
+            found = {mask for given in rows if (mask := self._masks[given]) is not None}
+            self._masks[item] = found.pop() if len(found) == 1 else None
+        return self._masks[value]
+
+    def _computes_rows(self, value: ir.Value, node: ir.Node) -> bool:
+        """Whether ``node`` may be a step of one expert, behind the weight: no sum of experts is."""
+        if node.domain not in ("", "com.microsoft") or node.op_type not in _BEHIND or value in self._sums:
+            return False
+        return (self._shapes.rank(value) or 0) in (2, 3)
+
+    def _own_mask(self, value: ir.Value) -> tuple[ir.Value, int] | None:
+        node = value.producer()
+        if node is None or node.domain or node.op_type not in ("Mul", "Where") or self._shapes.dim(value, -1) == 1:
             return None
         for item in node.inputs:
             if item is None or item in self._constant or self._shapes.dim(item, -1) != 1:
@@ -191,8 +241,32 @@ class LoopReader:
             rank = self._shapes.rank(item)
             spread = self._spread(item, ("t", "1") if rank == 2 else ("b", "s", "1"))
             if spread is not None and spread.number is not None:
-                return _Copy(spread.root, spread.number, value, "all")
+                return spread.root, spread.number
+            if spread is None:
+                self._note_column(item, node)
         return None
+
+    def _note_column(self, item: ir.Value, node: ir.Node) -> None:
+        """Keep that ``node`` weighs rows by one column of a value that is not known to be weights of chosen experts."""
+        cut = item.producer()
+        while (
+            is_op(cut, "Unsqueeze", "Squeeze", "Reshape", "Identity") and cut is not None and cut.inputs[0] is not None
+        ):
+            cut = cut.inputs[0].producer()
+        if cut is None or not is_op(cut, "Slice", "Gather", "Split") or cut.inputs[0] is None:
+            return
+        place = cut.outputs.index(item) if cut.op_type == "Split" and item in cut.outputs else const_int(cut.inputs[1])
+        if place is not None:
+            self._columns.setdefault(cut.inputs[0], {})[place] = node
+
+    def compared(self) -> list[tuple[ir.Node, str]]:
+        """Products of each expert with a weight that comparisons of scores leave, one for all, and what is wrong with it."""
+        found = []
+        for value, columns in self._columns.items():
+            if len(columns) > 1 and len(columns) == self._shapes.dim(value, -1):
+                why = compared(value, self._shapes)
+                found += [] if why is None else [(max(columns.values(), key=self._index.order.__getitem__), why)]
+        return found
 
     def _spread(self, value: ir.Value, axes: Labels) -> Spread | None:
         key = (value, axes)

@@ -176,7 +176,7 @@ class IndexReader:
 
     def experts_of(self, root: ir.Value) -> int | None:
         """E, from what the experts were chosen among; None where that is not known."""
-        node = through(root).producer()
+        node = through(self._all_choices(root)).producer()
         if not self.distinct(root) or node is None or node.inputs[0] is None:
             return None
         size = self._shapes.dim(node.inputs[0], -1)
@@ -192,6 +192,7 @@ class IndexReader:
 
     def distinct(self, root: ir.Value) -> bool:
         """Whether no expert is chosen twice for a token."""
+        root = self._all_choices(root)
         node = through(root).producer()
         if node is not None and node.op_type == "ArgMax" and not node.domain and node.inputs[0] is not None:
             rank = self._shapes.rank(node.inputs[0])
@@ -200,6 +201,30 @@ class IndexReader:
             return False
         axis, rank = node.attributes.get("axis"), self._shapes.rank(root)
         return axis is None or rank is None or axis.as_int() % rank == rank - 1
+
+    def _all_choices(self, root: ir.Value) -> ir.Value:
+        """The choices of a token of which ``root`` is a part: those of the first places, or of one."""
+        while True:
+            whole = through(root)
+            node = whole.producer()
+            if node is None or node.domain or node.op_type not in ("Gather", "Slice", "Split"):
+                return root
+            source = node.inputs[0]
+            if source is None or not self._cuts_choices(node, source):
+                return root
+            root = source
+
+    def _cuts_choices(self, node: ir.Node, source: ir.Value) -> bool:
+        """Whether ``node`` takes one place or a row of places of the last axis."""
+        rank = self._shapes.rank(source)
+        if rank is None:
+            return False
+        if node.op_type == "Slice":
+            axes = const_ints(node.inputs[3]) if len(node.inputs) > 3 else None
+            return axes is not None and [axis % rank for axis in axes] == [rank - 1]
+        if node.op_type == "Gather" and const_int(node.inputs[1]) is None:
+            return False
+        return _number(node, "axis", 0) % rank == rank - 1
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
@@ -580,9 +605,16 @@ class IndexReader:
 
 
 def keeps_no_axis(root: ir.Value) -> bool:
-    """Whether ``root`` is the choice of an ArgMax that keeps no axis for it: one expert a token, ``[T]``."""
+    """Whether ``root`` is one choice a token with no axis for it, ``[T]``: of an ArgMax, or one of those of a TopK."""
     node = through(root).producer()
-    return node is not None and node.op_type == "ArgMax" and not node.domain and not _number(node, "keepdims", 1)
+    if node is None or node.domain:
+        return False
+    if node.op_type == "ArgMax":
+        return not _number(node, "keepdims", 1)
+    if node.op_type != "Gather" or node.inputs[0] is None:
+        return False
+    place, above = constant_of(node.inputs[1]), through(node.inputs[0]).producer()
+    return place is not None and place.ndim == 0 and above is not None and above.op_type == "TopK" and not above.domain
 
 
 def _number(node: ir.Node, name: str, default: int) -> int:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from graphsurgery.analysis.constants import const_ints, constant_of
 from graphsurgery.patterns.expert_sites import ROUTE_WEIGHT, TOKEN_ROW
 from graphsurgery.patterns.experts_finish import exclusive
-from graphsurgery.patterns.experts_layout import ROWS, has_copies, regroup, same_axes
+from graphsurgery.patterns.experts_layout import ROWS, atoms, has_copies, regroup, same_axes
 from graphsurgery.patterns.experts_numbers import Numbers, Pairs, Run, Slots, Space, reduced_axes
 from graphsurgery.patterns.experts_parameters import unify
 from graphsurgery.patterns.experts_starts import equation_of
@@ -220,7 +220,8 @@ class RowReader:
     def _weight(self, value: ir.Value, axes: Labels) -> Term:
         """The route weight, where ``value`` is a number for each (token, copy) that no row was reduced to."""
         plain = tuple(name for name in axes if name != "1")
-        if plain not in (("t", "c"), ("b", "s", "c"), ("c", "t"), ("c", "b", "s")):
+        alone = self._copies == 1 and plain == ("tc",)
+        if not alone and plain not in (("t", "c"), ("b", "s", "c"), ("c", "t"), ("c", "b", "s")):
             return None
         node = value.producer()
         if node is not None and not node.domain and node.op_type in (*_LAYOUT, "Identity", "Expand", "Transpose"):
@@ -555,7 +556,11 @@ class RowReader:
 
     def _chosen(self, node: ir.Node, chosen: Numbers, data: ir.Value, taken: Labels, space: Space | None) -> Term:
         experts = self._sizes(data)[0]
-        if not isinstance(experts, int) or not same_axes(chosen.axes, taken) or chosen.space != space:
+        met = same_axes(chosen.axes, taken)
+        if self._copies == 1 and not met:
+            # One choice a token: an axis for it is there or is not.
+            met = same_axes(*([name for name in atoms(axes) if name != "c"] for axes in (chosen.axes, taken)))
+        if not isinstance(experts, int) or not met or chosen.space != space:
             raise UnreadableError(f"{label(node)} picks by {node.inputs[1].name!r}, whose rows are not those it meets")  # type: ignore[union-attr]
         if not self._numbers.identity(chosen, experts):
             raise UnreadableError(f"{label(node)} picks by numbers that are not those of the experts")

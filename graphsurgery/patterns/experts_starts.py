@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
 from typing import TYPE_CHECKING
 
 from graphsurgery.patterns.experts_numbers import reduced_axes
+from graphsurgery.patterns.matcher import readers
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     import onnx_ir as ir
 
     from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.patterns.experts_layout import Labels
+    from graphsurgery.patterns.matcher import GraphIndex
 
-__all__ = ["Start", "equation_of", "start_of"]
+__all__ = ["Start", "end_of_pass", "equation_of", "start_of"]
 
 _MAX_COPIES = 4096
+_LONGEST_PASS = 512
+"""Nodes behind the parameters of one choice that are looked at for its end."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,3 +120,31 @@ def equation_of(node: ir.Node) -> tuple[list[str], str] | None:
     if any(len(set(item)) != len(item) for item in (*letters, output)):
         return None
     return letters, output
+
+
+def end_of_pass(picks: Sequence[ir.Node], index: GraphIndex, constant: Collection[ir.Value]) -> ir.Value | None:
+    """The result of the experts whose parameters ``picks`` take, where it meets another: None where several do."""
+    inside = {output for node in picks for output in node.outputs}
+    pending = [(index.order[node], number, node) for number, node in enumerate(_readers(inside))]
+    heapq.heapify(pending)
+    seen = {node for _, _, node in pending}
+    ends: set[ir.Value] = {value for value in inside if value.is_graph_output()}
+    while pending:
+        _, _, node = heapq.heappop(pending)
+        others = [item for item in node.inputs if item is not None and item not in inside and item not in constant]
+        if node.op_type in ("Add", "Sum") and not node.domain and others:
+            ends |= {item for item in node.inputs if item in inside}
+            continue
+        inside |= set(node.outputs)
+        ends |= {value for value in node.outputs if value.is_graph_output()}
+        for following in _readers(node.outputs):
+            if following not in seen and following in index.order:
+                seen.add(following)
+                heapq.heappush(pending, (index.order[following], len(seen), following))
+        if len(seen) > _LONGEST_PASS:
+            return None
+    return ends.pop() if len(ends) == 1 else None
+
+
+def _readers(values: Collection[ir.Value] | Sequence[ir.Value]) -> list[ir.Node]:
+    return list(dict.fromkeys(reader for value in values for reader in readers(value)))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import onnx_ir as ir
 from pydantic import TypeAdapter, ValidationError
 
+from graphsurgery.analysis.given_attributes import as_given
 from graphsurgery.analysis.shapes import forget
 from graphsurgery.errors import UsageError
 from graphsurgery.names import Names
@@ -114,6 +115,16 @@ class Pass(ir.passes.InPlacePass, abc.ABC):
         # The pass before this one has counted, unless something else has edited the model since.
         nodes = model.meta[_NODES_KEY] if _NODES_KEY in model.meta else count_nodes(model)
         report = PassReport(self.name, str(self), nodes_before=nodes)
+        with as_given(model):
+            found, inexact = self._find_and_rewrite(model, report)
+        order = {site.id: position for position, site in enumerate(found)}
+        report.sites.sort(key=lambda site: order.get(site.id, len(order)))
+        report.nodes_after = model.meta[_NODES_KEY] = count_nodes(model)
+        report.seconds = time.perf_counter() - started
+        model.meta.setdefault(REPORTS_KEY, []).append(report)
+        return PassResult(model, report.changed, report, inexact)
+
+    def _find_and_rewrite(self, model: ir.Model, report: PassReport) -> tuple[Sequence[Site], frozenset[str]]:
         found = self.find(model)
         chosen, others = select(found, self.sites, self.exclude)
         refusals = [site for site in chosen if isinstance(site, Refusal)]
@@ -123,12 +134,7 @@ class Pass(ir.passes.InPlacePass, abc.ABC):
         report.sites += [_report(site, "refused", site.reason) for site in refusals]
         report.sites += [_report(site, "skipped", site.reason) for site in done]
         report.sites += [_report(site, "skipped", "not selected") for site in others]
-        order = {site.id: position for position, site in enumerate(found)}
-        report.sites.sort(key=lambda site: order.get(site.id, len(order)))
-        report.nodes_after = model.meta[_NODES_KEY] = count_nodes(model)
-        report.seconds = time.perf_counter() - started
-        model.meta.setdefault(REPORTS_KEY, []).append(report)
-        return PassResult(model, report.changed, report, inexact)
+        return found, inexact
 
     def spec(self) -> PassSpec:
         """The pass with the options that differ from their defaults."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from graphsurgery.analysis.bodies import bodies_of
+from graphsurgery.analysis.given_attributes import first_reference
 from graphsurgery.analysis.kept import kept
 from graphsurgery.analysis.shapes import shapes_of
 from graphsurgery.patterns.attention import layer_of
@@ -75,7 +76,10 @@ def find_experts(model: ir.Model, ends: Collection[ir.Node] | None = None) -> li
         if ends is not None and body.function is not None:
             break
         constant[body] = kept(model, ("constants", body), functools.partial(_constant_values, body, constant))
-        if body.function is None or not _takes_attributes(body.graph):
+        taken = first_reference(body.graph) if body.function is not None else None
+        if taken is not None:
+            found += _unread(model, body, *taken)
+        else:
             found += _Finder(model, body, constant[body], ends).find()
     return [dataclasses.replace(site, id=f"experts:{number}") for number, site in enumerate(found)]
 
@@ -328,12 +332,17 @@ def _unfound(node: ir.Node, root: ir.Value) -> Refusal:
     return Refusal(id="", kinds=("experts",), layer=layer_of(node), reason=reason)
 
 
-def _takes_attributes(graph: ir.Graph) -> bool:
-    """Whether a node below ``graph`` has an attribute that each call gives anew: what it does is not known then."""
-    for node in graph:
-        if any(item.is_ref() for item in node.attributes.values()) or any(map(_takes_attributes, subgraphs(node))):
-            return True
-    return False
+def _unread(model: ir.Model, body: Body, node: ir.Node, attribute: ir.Attr) -> list[Refusal]:
+    """A refusal for a body that may choose experts, where ``node`` takes an attribute that its calls differ in."""
+    index = index_of(model, body.graph)
+    routes = index.nodes("TopK", "NonZero", "OneHot") and index.nodes("MatMul", "Gemm", "Einsum")
+    if not routes and not any(index.nodes(name, domain="com.microsoft") for name in ("MoE", "QMoE")):
+        return []
+    reason = (
+        f"what may be experts is not read: {label(node)} takes attribute {attribute.name!r} from the calls, which do not "
+        f"all give the same; {body.where}"
+    )
+    return [Refusal(id="", kinds=("experts",), layer=None, reason=reason)]
 
 
 def _constant_values(body: Body, known: Mapping[Body, set[ir.Value]]) -> set[ir.Value]:

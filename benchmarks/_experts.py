@@ -200,30 +200,45 @@ class _MixtureBuilder(Builder):
     # ---- loop -------------------------------------------------------------------------------------------------------
 
     def _loop(self, rows: str, indices: str, weights: str) -> str:
-        """Expert after expert: its tokens by NonZero, their results added to what is there."""
+        """Expert after expert as Optimum has them: its tokens by NonZero, their results scattered into zeros and added."""
         mixture = self._mixture
-        hidden, inner = mixture.hidden, mixture.expert_inner
+        first, second, third = (self._ints(name, [axis]) for axis, name in enumerate(("first", "second", "third")))
         depth = self._ints("depth", mixture.experts)
         mask = self._op("OneHot", indices, depth, self._ints("off_on", [0, 1]), axis=-1)
         mask = self._op("Transpose", mask, perm=[2, 1, 0])
-        total = self._op("Expand", self._floats("none", 0.0), self._op("Shape", rows))
-        line = self._op("Reshape", weights, self._ints("last", [-1]))
+        total = self._op("ConstantOfShape", self._op("Shape", rows))
         for expert in range(mixture.experts):
-            chosen = self._op(
-                "Cast", self._op("Gather", mask, self._ints(f"expert_{expert}", expert)), to=TensorProto.BOOL
-            )
-            places = self._op("Transpose", self._op("NonZero", chosen), perm=[1, 0])
-            choice, token = self._ops("Split", 2, places, axis=1, num_outputs=2)
-            axis = self._ints("second", [1])
-            choice, token = self._op("Squeeze", choice, axis), self._op("Squeeze", token, axis)
-            taken = self._op("Gather", rows, token, axis=0)
-            name = f"experts.{expert}."
-            gate = self._product(taken, f"{name}gate_proj", hidden, inner)
-            gate = self._op("Mul", gate, self._op("Sigmoid", gate))
-            wide = self._op("Mul", gate, self._product(taken, f"{name}up_proj", hidden, inner))
-            down = self._product(wide, f"{name}down_proj", inner, hidden)
-            flat = self._op("Add", choice, self._op("Mul", token, self._ints("choices_of_token", mixture.top_k)))
-            weight = self._op("Unsqueeze", self._op("Gather", line, flat, axis=0), self._ints("last", [-1]))
-            place = self._op("Unsqueeze", token, self._ints("last", [-1]))
-            total = self._op("ScatterND", total, place, self._op("Mul", down, weight), reduction="add")
+            chosen = self._op("Gather", mask, self._ints(f"expert_{expert}", expert), axis=0)
+            places = self._op("NonZero", self._op("Cast", chosen, to=TensorProto.BOOL))
+            places = self._op("Transpose", places, perm=[1, 0])
+            choice, token = self._ops("Split", 2, places, self._ints("halves", [1, 1]), axis=1)
+            choice, token = self._op("Squeeze", choice, second), self._op("Squeeze", token, second)
+            taken = self._op("Gather", self._op("Unsqueeze", rows, first), token, axis=1)
+            taken = self._op("Reshape", taken, self._ints("rows", [-1, mixture.hidden]))
+            down = self._op("Mul", self._expert(expert, taken), self._weight_of_rows(weights, choice, token, third))
+            row = self._op("Slice", total, self._ints("from", [0, 0]), self._ints("to", [1, 2**31]))
+            update = self._op("Expand", down, self._op("Shape", row))
+            place = self._op("Expand", self._op("Unsqueeze", token, second), self._op("Shape", update))
+            zeros = self._op("ConstantOfShape", self._op("Shape", total))
+            total = self._op("Add", total, self._op("ScatterElements", zeros, place, update, axis=0))
         return total
+
+    def _expert(self, expert: int, rows: str) -> str:
+        """One gated expert with weights of its own."""
+        hidden, inner = self._mixture.hidden, self._mixture.expert_inner
+        name = f"experts.{expert}."
+        gate = self._product(rows, f"{name}gate_proj", hidden, inner)
+        gate = self._op("Mul", gate, self._op("Sigmoid", gate))
+        wide = self._op("Mul", gate, self._product(rows, f"{name}up_proj", hidden, inner))
+        return self._product(wide, f"{name}down_proj", inner, hidden)
+
+    def _weight_of_rows(self, weights: str, choice: str, token: str, third: str) -> str:
+        """The weights of an expert's rows, looked up among those of all choices, ``[n, 1]``."""
+        wide = self._op("Unsqueeze", weights, third)
+        sizes = self._op("Shape", wide)
+        choices = self._op("Gather", sizes, self._ints("place_1", 1), axis=0)
+        width = self._op("Gather", sizes, self._ints("places_2", [2]), axis=0)
+        flat = self._op("Add", choice, self._op("Mul", token, choices))
+        found = self._op("Gather", self._op("Flatten", wide, axis=2), flat, axis=0)
+        found = self._op("Reshape", found, self._op("Concat", self._ints("last", [-1]), width, axis=0))
+        return self._op("Reshape", found, self._op("Concat", self._op("Shape", flat), width, axis=0))

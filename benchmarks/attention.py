@@ -18,9 +18,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from _dense import make_export
 from _measure import environment, table
 from _race import RaceSettings, first_and_steady, pair_report, race, side_data
+from _stock import make_export
 
 from graphsurgery.benching.bench_report import Measurement, NotMeasured
 from graphsurgery.benching.points import make_points

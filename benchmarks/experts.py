@@ -2,18 +2,22 @@
 
     python benchmarks/experts.py
     python benchmarks/experts.py --parts wide --tokens 1 1024 --runs 5
+    python benchmarks/experts.py --make exports             # stock exports for `grouped` and `batched`; needs torch
+    python benchmarks/experts.py --exports exports          # the same again
 
-The models are those of the bars, made here with random weights: one block of 128 experts, 8 chosen, hidden 1024, inner
-512, written densely; and a decoder like Qwen3-MoE, 4 layers, hidden 512, 32 experts, 4 chosen, inner 384, vocabulary
-32 k, written grouped (with its weights beside it and inside), batched and as a loop. Every figure is the median of
-alternating runs in processes of their own, in ONNX Runtime on the CPU at its default optimisation level with two threads.
-Memory is what a process holds over one that has only ONNX Runtime loaded, read from the kernel.
+The models are those of the bars, with random weights: one block of 128 experts, 8 chosen, hidden 1024, inner 512,
+written densely; and Qwen3-MoE, 4 layers, hidden 512, 32 experts, 4 chosen, inner 384, vocabulary 32 k: grouped (with its
+weights beside it and inside) and batched as transformers exports them, or spelled so where no export is given, and as a
+loop, spelled as Optimum does. Every figure is the median of alternating runs in processes of their own, in ONNX Runtime
+on the CPU at its default optimisation level with two threads. Memory is what a process holds over one that has only ONNX
+Runtime loaded, read from the kernel: when the session is there, and at most until the first run is over.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import sys
 import tempfile
@@ -40,6 +44,8 @@ STRATEGIES = {
 }
 MOST_GATHERED = 8
 """Tokens whose experts' weights are copied at most: 128 tokens would take 6 GB."""
+MOST_BATCHED = 256
+"""Tokens of the batched export at most: 2048 would take over 20 GB."""
 HEADER = ("point", "model", "ms", "faster", "MB loaded", "of the export's", "MB peak", "of the export's")
 
 
@@ -55,10 +61,11 @@ def step(model: str, length: int, past: int, threads: int, repeats: int) -> dict
     options.log_severity_level = 3
     empty = _resident()
     session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    feeds = _feeds(session.get_inputs(), length, past)
-    session.run(None, feeds)
     loaded = _resident()
+    feeds = _feeds(session.get_inputs(), length, past)
     reset_peak()
+    session.run(None, feeds)
+    peak = read_memory().peak or 0
     seconds = []
     for _ in range(repeats):
         started = time.perf_counter()
@@ -67,8 +74,8 @@ def step(model: str, length: int, past: int, threads: int, repeats: int) -> dict
     return {
         "seconds": statistics.median(seconds),
         "loaded": loaded - empty,
-        "peak": (read_memory().peak or 0) - empty,
-        "checksum": float(abs(result).mean()),
+        "peak": peak - empty,
+        "checksum": float(abs(result[..., -1, :]).mean()),
     }
 
 
@@ -90,8 +97,11 @@ def _feeds(inputs: Any, length: int, past: int) -> dict[str, Any]:
             feeds[item.name] = generator.integers(0, 32_000, (1, length), dtype=np.int64)
         elif item.name == "position_ids":
             feeds[item.name] = np.arange(past, past + length, dtype=np.int64)[None]
+        elif item.name == "attention_mask":
+            feeds[item.name] = np.ones((1, past + length), np.int64)
         else:
-            heads, features = item.shape[1], item.shape[3]
+            # The exporter writes fixed sizes of caches as names.
+            heads, features = int(item.shape[1]), int(item.shape[3])
             feeds[item.name] = generator.standard_normal((1, heads, past, features)).astype(np.float32)
     return feeds
 
@@ -99,37 +109,64 @@ def _feeds(inputs: Any, length: int, past: int) -> dict[str, Any]:
 # ---- models -------------------------------------------------------------------------------------------------------------
 
 
-def _rewritten(export: Path, name: str, spec: str) -> Path:
-    """The export after one pass, sharing its data file where it has one."""
+def _rewritten(export: Path, name: str, *specs: str, recipe: str | None = None) -> Path:
+    """The export after passes or a recipe, sharing its data file where it has one."""
     from graphsurgery.workflow import ApplyRequest, apply_passes
 
     output = export.with_name(f"{export.stem}.{name.replace(', ', '_').replace(' ', '_')}.onnx")
-    result = apply_passes(ApplyRequest(input=export, output=output, specs=(spec, "tidy"), force=True))
+    result = apply_passes(ApplyRequest(input=export, output=output, specs=specs, recipe=recipe, force=True))
     assert result.output is not None
     return result.output
 
 
-def _models(part: str, folder: Path) -> dict[str, Path]:
-    from _experts import MixtureSize, WideSize, write_mixture, write_wide
+def _export_of(part: str, folder: Path, exports: Path | None) -> Path:
+    """The model of a part as it comes from the exporter; a copy, so that nothing is left beside it."""
+    from _experts import MixtureSize, write_mixture
 
     export = folder / f"{part}.onnx"
+    stock = exports / part / "model.onnx" if exports is not None else None
+    if stock is None or not stock.exists():
+        write_mixture(export, MixtureSize(form=part))  # type: ignore[arg-type]
+        return export
+    for file in (stock, stock.with_name("model.onnx.data")):
+        shutil.copyfile(file, folder / file.name)
+    return folder / stock.name
+
+
+def _models(part: str, folder: Path, exports: Path | None) -> dict[str, Path]:
+    from _experts import WideSize, write_wide
+
     if part == "wide":
+        export = folder / "wide.onnx"
         write_wide(export, WideSize())
-        return {"export": export, **{name: _rewritten(export, name, spec) for name, spec in STRATEGIES.items()}}
-    write_mixture(export, MixtureSize(form=part))  # type: ignore[arg-type]
-    models = {"export": export, "grouped": _rewritten(export, "rewritten", STRATEGIES["grouped"])}
+        return {
+            "export": export,
+            **{name: _rewritten(export, name, spec, "tidy") for name, spec in STRATEGIES.items()},
+        }
+    export = _export_of(part, folder, exports)
+    models = {"export": export, "gather-experts alone": _rewritten(export, "grouped", "gather-experts", "tidy")}
+    models |= {f"{name} recipe": _rewritten(export, name, recipe=name) for name in ("prefill", "decode")}
     if part == "grouped":
-        inside = folder / "grouped_inside.onnx"
-        write_mixture(inside, MixtureSize(form="grouped"), external=False)
+        import onnx
+
+        inside = folder / "inside.onnx"
+        onnx.save_model(onnx.load(export), inside)  # noqa: TID251  all weights are to be inside
         models["export, weights inside"] = inside
     return models
+
+
+def _is_run(model: str, part: str, length: int) -> bool:
+    """Whether a model is run with ``length`` tokens: some would take more memory than there is, others are for others."""
+    if model == "gather" or (part, model) == ("batched", "export"):
+        return length <= {"wide": MOST_GATHERED, "batched": MOST_BATCHED}[part]
+    return model != ("prefill recipe" if length == 1 else "decode recipe") or part == "wide"
 
 
 def _points(part: str, tokens: list[int]) -> list[tuple[str, int, int, int]]:
     """Name, length, past and repeats of each point."""
     if part == "wide":
         return [(f"wide T={count}", count, 0, 20 if count < 100 else 3) for count in tokens]
-    lengths = {"grouped": (512, 1), "batched": (256,), "loop": (512, 1)}[part]
+    lengths = {"grouped": (512, 1), "batched": (256, 2048), "loop": (512, 1)}[part]
     return [
         (f"{part} {'prefill' if length > 1 else 'decode past'} {length if length > 1 else 512}", length, past, repeats)
         for length, past, repeats in ((length, 0, 3) if length > 1 else (1, 512, 20) for length in lengths)
@@ -140,23 +177,17 @@ def _points(part: str, tokens: list[int]) -> list[tuple[str, int, int, int]]:
 
 
 def _rows(point: str, found: Mapping[str, Mapping[str, Sample]]) -> list[tuple[str, ...]]:
-    base = found["export"]
+    base = found.get("export")
     rows: list[tuple[str, ...]] = []
     for name, samples in found.items():
         seconds = samples["seconds"]
-        rows.append(
-            (
-                point,
-                name,
-                f"{seconds.median * 1e3:.1f}{' (noisy)' if seconds.noisy else ''}",
-                f"{base['seconds'].median / seconds.median:.2f}x",
-                *(
-                    text
-                    for key in ("loaded", "peak")
-                    for text in (f"{samples[key].median / 2**20:.0f}", f"{samples[key].ratio(base[key]):.2f}")
-                ),
-            )
-        )
+        faster = f"{base['seconds'].median / seconds.median:.2f}x" if base is not None else "-"
+        noisy = " (noisy)" if seconds.noisy else ""
+        row = [point, name, f"{seconds.median * 1e3:.1f}{noisy}", faster]
+        for key in ("loaded", "peak"):
+            share = f"{samples[key].ratio(base[key]):.2f}" if base is not None else "-"
+            row += [f"{samples[key].median / 2**20:.0f}", share]
+        rows.append(tuple(row))
     return rows
 
 
@@ -167,19 +198,28 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, nargs="*", default=[1, 8, 128, 1024], help="of the wide block")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--make", type=Path, metavar="DIR", help="write stock exports here and use them")
+    parser.add_argument("--exports", type=Path, metavar="DIR", help="stock exports that --make wrote")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    exports = arguments.exports
+    if arguments.make is not None:
+        from _stock import make_mixture
+
+        exports = arguments.make
+        for form in ("grouped", "batched"):
+            make_mixture(exports / form, form)
     rows: list[tuple[str, ...]] = []
     data: dict[str, Any] = {}
     for part in arguments.parts:
         with tempfile.TemporaryDirectory(prefix="experts-") as name:
-            models = _models(part, Path(name))
+            models = _models(part, Path(name), exports)
             for label, length, past, repeats in _points(part, arguments.tokens):
                 sizes = {"length": length, "past": past, "threads": arguments.threads, "repeats": repeats}
                 runs = {
                     model: Run("step", {"model": str(path), **sizes})
                     for model, path in models.items()
-                    if model != "gather" or length <= MOST_GATHERED
+                    if _is_run(model, part, length)
                 }
                 print(label, file=sys.stderr)
                 found = alternate(runs, arguments.runs, progress=lambda text: print(" ", text, file=sys.stderr))

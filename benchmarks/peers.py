@@ -230,7 +230,7 @@ def _copy(model: Path, directory: Path) -> Path:
 
 def _model(given: argparse.Namespace, directory: Path) -> tuple[Path, Path | None]:
     """The export and the checkpoint that belongs to it, if there is one."""
-    from _dense import CHECKPOINT, make_export
+    from _stock import CHECKPOINT, make_export
 
     if given.make is not None:
         return _copy(make_export(given.make, checkpoint=True), directory), given.make / CHECKPOINT

@@ -1,11 +1,14 @@
-"""The dense model of the tables, as a stock exporter writes it; needs the extra ``[fixtures]``."""
+"""The models of the tables, as a stock exporter writes them; needs the extra ``[fixtures]``."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
-__all__ = ["CHECKPOINT", "DENSE", "make_export"]
+sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
+
+__all__ = ["CHECKPOINT", "DENSE", "MIXTURE", "make_export", "make_mixture"]
 
 DENSE = {
     "vocab_size": 32000,
@@ -20,6 +23,15 @@ DENSE = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
+_SCALES = ((r"embed", 0.7), (r"weight", 0.04))
+MIXTURE = {
+    **DENSE,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 384,
+    "decoder_sparse_step": 1,
+    "norm_topk_prob": True,
+}
 CHECKPOINT = "checkpoint"
 """Name of the folder beside an export that holds the model as it was before the export."""
 
@@ -32,15 +44,29 @@ def make_export(directory: Path, *, checkpoint: bool = False) -> Path:
         checkpoint: whether to write the weights as transformers keeps them into ``directory/checkpoint`` too, for
             tools that start from there.
     """
-    import onnx_ir as ir
-    import torch
-
-    sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
-    from _build import build_model, export_parts
     from _families import Spec
 
-    scales = ((r"embed", 0.7), (r"weight", 0.04))
-    spec = Spec("dense", "llama", dict(DENSE), external=True, scales=scales)
+    return _export(Spec("dense", "llama", dict(DENSE), external=True, scales=_SCALES), directory, checkpoint=checkpoint)
+
+
+def make_mixture(directory: Path, form: str) -> Path:
+    """Export Qwen3-MoE of the sizes :data:`MIXTURE` with transformers' own exporter.
+
+    Args:
+        directory: gets ``model.onnx`` and ``model.onnx.data``.
+        form: ``grouped`` or ``batched``.
+    """
+    from _families import Spec
+
+    spec = Spec("mixture", "qwen3_moe", dict(MIXTURE), moe=form, external=True, scales=_SCALES)
+    return _export(spec, directory, checkpoint=False)
+
+
+def _export(spec: Any, directory: Path, *, checkpoint: bool) -> Path:
+    import onnx_ir as ir
+    import torch
+    from _build import build_model, export_parts
+
     prompt = torch.randint(0, 100, (2, 5), generator=torch.Generator().manual_seed(0))
     inputs = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}
     model = build_model(spec)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from graphsurgery.analysis import dims
 from graphsurgery.analysis._dim_ops import backward_bounds
-from graphsurgery.analysis._facts import Fact, ShapeValue, normal_axis, rule_table
+from graphsurgery.analysis._facts import MAX_VALUE_ITEMS, Fact, ShapeValue, normal_axis, rule_table
 from graphsurgery.analysis._rules_elementwise import same
 from graphsurgery.analysis._rules_shape import sizes_of
 
@@ -223,7 +223,26 @@ def _one_hot(call: Call) -> Fact:
     axis = normal_axis(call.number("axis", -1), len(shape) + 1)
     if axis is None:
         return Fact(None, call.dtype(2))
-    return Fact(shape[:axis] + (call.fresh() if depth is None else depth,) + shape[axis:], call.dtype(2))
+    sizes = shape[:axis] + (call.fresh() if depth is None else depth,) + shape[axis:]
+    return Fact(sizes, call.dtype(2), _marked(call, axis, depth))
+
+
+def _marked(call: Call, axis: int, depth: Dim | None) -> ShapeValue | None:
+    """The elements: how often to repeat each axis, where one of them is repeated, is written so."""
+    at = call.value(0)
+    places = None if at is None else at.ints()
+    choices = None if places is None else call.value(2)
+    if at is None or places is None or choices is None or len(choices) != 2 or not isinstance(depth, int):
+        return None
+    if depth < 1 or len(places) * depth > MAX_VALUE_ITEMS:
+        return None
+    # Indices count from the end where they are negative; those outside mark nothing.
+    chosen = np.array([place + depth if place < 0 else place for place in places]).reshape(at.shape)
+    marks = np.expand_dims(chosen, axis) == np.arange(depth).reshape(
+        [-1 if n == axis else 1 for n in range(at.rank + 1)]
+    )
+    items = tuple(choices[1] if mark else choices[0] for mark in marks.reshape(-1).tolist())
+    return ShapeValue(items, marks.shape)
 
 
 def _eye_like(call: Call) -> Fact:

@@ -112,6 +112,8 @@ INDEXING = [
     Case("TopK", [floats("B S 8")], ["B S 3", "B S 3"], {"k": 3}, opset=9),
     Case("OneHot", [ints("B S"), const(6), const([0, 1])], ["B S 6"]),
     Case("OneHot", [ints("B S"), const([6]), const([0, 1])], ["6 B S"], {"axis": 0}),
+    Case("OneHot", [const([1]), const(3), const([1, 5])], ["1 3"], contents="[1, 5, 1]"),
+    Case("OneHot", [const([-1, 7]), const(2), const([4, 5])], ["2 2"], {"axis": 0}, contents="[4, 4, 5, 4]"),
     Case("TensorScatter", [floats("B 2 N 8"), floats("B 2 3 8"), ints("B")], ["B 2 N 8"], opset=24),
     Case("Trilu", [floats("B S S")], ["B S S"]),
     Case("EyeLike", [floats("S P")], ["S P"]),

@@ -231,7 +231,12 @@ def _repeated(graph: Graph, tokens: str) -> str:
     spec = graph.spec
     lone = graph.op("Unsqueeze", tokens, graph.ints([1]))
     if spec.variant % 3 == 0:
-        wide = graph.op("Tile", lone, graph.ints([1, spec.top_k, 1]))
+        repeats = graph.ints([1, spec.top_k, 1])
+        if spec.variant % 2 == 0:
+            # As TorchScript writes repeat_interleave: the axis is marked among ones.
+            marked = graph.op("OneHot", graph.ints([1]), graph.integer(3), graph.ints([1, spec.top_k]))
+            repeats = graph.op("Reshape", marked, graph.ints([-1]))
+        wide = graph.op("Tile", lone, repeats)
     else:
         wide = graph.op("Expand", lone, graph.ints([1, spec.top_k, 1]))
     return graph.op("Reshape", wide, graph.ints([-1, spec.hidden]))

@@ -219,7 +219,7 @@ class _Finder:
         reader = self._reader(node, start)
         found = reader.found
         try:
-            term = reader.rows(start.rows, start.axes, None)
+            term = reader.added_up(start)
             if start.weights is not None and isinstance(term, Step):
                 weight = reader.rows(start.weights, start.weight_axes, None)
                 term = Step(ir.Node("", "Mul", (), num_outputs=1), (term, weight))
@@ -253,7 +253,7 @@ class _Finder:
         # One expert a token: nothing need repeat the rows, so that only the choice tells the block from what is above.
         first = RowReader(self._shapes, self._numbers, self._parameters, self._constant, copies)
         with contextlib.suppress(UnreadableError):
-            first.rows(start.rows, start.axes, None)
+            first.added_up(start)
         reader.inside = exclusive(node, [*first.found.roots, *first.found.weights])
         return reader
 

@@ -15,6 +15,7 @@ from graphsurgery.analysis.constants import const_int, const_ints, const_scalar,
 from graphsurgery.patterns.expert_sites import ROUTE_WEIGHT
 from graphsurgery.patterns.experts_numbers import Numbers, OneHot, is_filled, reduced_axes
 from graphsurgery.patterns.experts_rows import ELEMENTWISE
+from graphsurgery.patterns.experts_starts import equation_of
 from graphsurgery.patterns.experts_terms import Stack, Step, Term, UnreadableError, label
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ __all__ = ["Spread", "SpreadReader", "adds_nothing", "compared", "replace_weight
 
 _COMPARISONS = frozenset({"Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 _NEAR = 24
+_EQUATION = (["tak", "tke"], "tae")
+"""What a MatMul of three axes computes."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,8 +89,14 @@ class SpreadReader:
             return self._summed(node, axes)
         if kind == "Softmax":
             return self._shared_out(node, axes)
+        if kind in ("Einsum", "MatMul"):
+            return self._multiplied(node, axes)
         if kind in ELEMENTWISE:
             return self._computed(node, axes)
+        if kind == "Gather" and node.inputs[0] is not None and self._is_select(node):
+            attribute, rank = node.attributes.get("axis"), len(axes) + 1
+            axis = (0 if attribute is None else attribute.as_int()) % rank
+            return self.read(node.inputs[0], (*axes[:axis], "1", *axes[axis:]))
         if kind in ("Gather", "Slice", "Split"):
             return self._column(node, value, axes)
         raise UnreadableError(f"{label(node)} spreads weights in a way that cannot be followed")
@@ -145,6 +154,12 @@ class SpreadReader:
         if found.number is not None or unchosen(found) != -np.inf:
             raise UnreadableError(f"{label(node)} shares weights among experts that were not chosen too")
         return dataclasses.replace(found, term=ROUTE_WEIGHT, weights=node.outputs[0], fill=0.0, by_expert=True)
+
+    def _is_select(self, node: ir.Node) -> bool:
+        """Whether a Gather only takes away an axis of one element."""
+        attribute = node.attributes.get("axis")
+        axis = 0 if attribute is None else attribute.as_int()
+        return self._shapes.rank(node.inputs[1]) == 0 and self._shapes.dim(node.inputs[0], axis) == 1  # type: ignore[arg-type]
 
     def _column(self, node: ir.Node, value: ir.Value, axes: Labels) -> Spread:
         """The weights of one expert among those of all."""
@@ -210,6 +225,34 @@ class SpreadReader:
             return Spread(None, content.root, None, 0.0, number)
         return Spread(ROUTE_WEIGHT, content.root, self._choices(weights), 0.0, number)
 
+    def _multiplied(self, node: ir.Node, axes: Labels) -> Spread:
+        """The same sum as a product: ``tke,tk->te``, or ``[T, 1, K]`` times ``[T, K, E]``."""
+        equation = _EQUATION if node.op_type == "MatMul" else equation_of(node)
+        ranks = [self._shapes.rank(item) if item is not None else None for item in node.inputs]
+        if equation is not None and ranks == [len(letters) for letters in equation[0]] and len(ranks) == 2:
+            letters, output = equation
+            for place in (0, 1):
+                mask, weights = node.inputs[place], node.inputs[1 - place]
+                content = self._numbers.content(mask)
+                if mask is None or weights is None or not isinstance(content, OneHot):
+                    continue
+                names = {"c": "k", "e": "c"}
+                known = dict(zip(letters[place], (names.get(name, name) for name in content.axes), strict=True))
+                each = [
+                    "1" if self._shapes.dim(weights, axis) == 1 and letter not in known else known.get(letter)
+                    for axis, letter in enumerate(letters[1 - place])
+                ]
+                rows = [name for name in known.values() if name not in ("k", "c", "1")]
+                result = [known[letter] for letter in output if letter in known]
+                if (
+                    [name for name in each if name != "1"] == [*rows, "k"]
+                    and "k" not in result
+                    and [name for name in result if name != "1"] == [name for name in axes if name != "1"]
+                    and content.experts == self._shapes.dim(mask, list(known.values()).index("c"))
+                ):
+                    return Spread(ROUTE_WEIGHT, content.root, self._choices(weights), 0.0)
+        raise UnreadableError(f"{label(node)} sums weights in a way that cannot be followed")
+
     def _masked(self, product: ir.Node) -> tuple[ir.Value | None, ir.Value | None]:
         """The mask and the weights of their product."""
         if product.op_type == "Where" and is_filled(product.inputs[2], 0):
@@ -227,7 +270,7 @@ class SpreadReader:
         value = weights
         while True:
             shape = self._shapes.shape(value)
-            if shape is not None and (len(shape) == 2 or (len(shape) == 3 and shape[-1] != 1)):
+            if shape is not None and (len(shape) == 2 or (len(shape) == 3 and 1 not in shape[1:])):
                 return value
             node = value.producer()
             if node is None or node.op_type not in ("Unsqueeze", "Reshape", "Expand", "Identity") or not node.inputs[0]:

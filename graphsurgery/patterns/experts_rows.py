@@ -18,7 +18,7 @@ from graphsurgery.patterns.experts_finish import exclusive
 from graphsurgery.patterns.experts_layout import ROWS, atoms, has_copies, regroup, same_axes
 from graphsurgery.patterns.experts_numbers import Numbers, Pairs, Run, Slots, Space, reduced_axes
 from graphsurgery.patterns.experts_parameters import unify
-from graphsurgery.patterns.experts_starts import equation_of
+from graphsurgery.patterns.experts_starts import Start, equation_of
 from graphsurgery.patterns.experts_terms import Step, Term, UnreadableError, label
 
 if TYPE_CHECKING:
@@ -356,6 +356,15 @@ class RowReader:
         if isinstance(term, Step) and term.per_row:
             raise UnreadableError(f"{label(term.node)}, which multiplies rows, is no parameter")
         return term
+
+    def added_up(self, start: Start) -> Term:
+        """One of the copies that are added up: a row, or its product with a parameter."""
+        if start.parameter is None:
+            return self.rows(start.rows, start.axes, None)
+        matrix = self._matrix(start.parameter, start.parameter_axes, None)
+        row = self.rows(start.rows, start.axes, None)
+        product = ir.Node("", "MatMul", (), num_outputs=1)
+        return Step(product, (matrix, row) if start.turned else (row, matrix))
 
     def _einsum(self, node: ir.Node, _: ir.Value, axes: Labels, space: Space | None) -> Term:
         """A product of rows and a parameter, summed over one letter of features."""

@@ -35,6 +35,9 @@ class Start:
         copies: how many copies there are.
         weights: what the rows are multiplied by in the same operator, if anything.
         weight_axes: what its axes count.
+        parameter: what the rows are multiplied by as by a matrix in the same operator, if anything.
+        parameter_axes: what its axes count.
+        turned: whether the axis of it that is summed over is behind the other.
     """
 
     rows: ir.Value
@@ -42,6 +45,9 @@ class Start:
     copies: int
     weights: ir.Value | None = None
     weight_axes: Labels = ()
+    parameter: ir.Value | None = None
+    parameter_axes: Labels = ()
+    turned: bool = False
 
 
 def start_of(node: ir.Node, shapes: ShapeView, constant: Collection[ir.Value]) -> Start | None:
@@ -49,6 +55,8 @@ def start_of(node: ir.Node, shapes: ShapeView, constant: Collection[ir.Value]) -
     if any(item is None for item in node.inputs[:1]):
         return None
     found = {"ReduceSum": _reduced, "MatMul": _product, "Einsum": _einsum}[node.op_type](node, shapes)
+    if found is None and node.op_type == "Einsum":
+        found = _with_product(node, shapes, constant)
     if found is None or not 1 <= found.copies <= _MAX_COPIES or found.rows in constant:
         return None
     return found
@@ -107,6 +115,51 @@ def _einsum(node: ir.Node, shapes: ShapeView) -> Start | None:
             axes = tuple(names[letter] for letter in rows)
             return Start(value, axes, copies, other, tuple(names[letter] for letter in weights))
     return None
+
+
+def _with_product(node: ir.Node, shapes: ShapeView, constant: Collection[ir.Value]) -> Start | None:
+    """The last product and the sum in one operator: ``tei,ehi,te->th``; without weights where the rows have them."""
+    equation = equation_of(node)
+    if equation is None or len(equation[0]) not in (2, 3) or len(equation[1]) not in (2, 3):
+        return None
+    letters, output = equation
+    tokens, feature = output[:-1], output[-1]
+    operands = list(zip(node.inputs, letters, strict=True))
+    matrices = [(value, axes) for value, axes in operands if value in constant and feature in axes]
+    if len(matrices) != 1 or set(matrices[0][1]) & set(tokens) or len(matrices[0][1]) != 3:
+        return None
+    parameter, parameter_letters = matrices[0]
+    inner = set(parameter_letters) - {feature}
+    rest = [(value, axes) for value, axes in operands if value is not parameter]
+    rows = next(((value, axes) for value, axes in rest if set(axes) == {*tokens, *inner}), None)
+    weights = [(value, axes) for value, axes in rest if rows is not None and value is not rows[0]]
+    if rows is None or len(weights) != len(operands) - 2 or rows[0] is None:
+        return None
+    # Which of the two letters counts the experts, the weights tell; without them, the order of a stack of matrices.
+    expert = parameter_letters[0] if not weights else next((item for item in weights[0][1] if item in inner), "")
+    if expert not in inner or any(set(axes) != {*tokens, expert} for _, axes in weights):
+        return None
+    names = dict(zip(tokens, ("t",) if len(tokens) == 1 else ("b", "s"), strict=True))
+    names |= {feature: "f", **dict.fromkeys(inner, "f"), expert: "c"}
+    copies = shapes.dim(rows[0], rows[1].index(expert))
+    if not isinstance(copies, int):
+        return None
+
+    def named(axes: str) -> Labels:
+        return tuple(names[letter] for letter in axes)
+
+    weight, weight_letters = weights[0] if weights else (None, "")
+    (summed,) = inner - {expert}
+    return Start(
+        rows[0],
+        named(rows[1]),
+        copies,
+        weight,
+        named(weight_letters),
+        parameter,
+        named(parameter_letters),
+        turned=parameter_letters.index(feature) < parameter_letters.index(summed),
+    )
 
 
 def equation_of(node: ir.Node) -> tuple[list[str], str] | None:

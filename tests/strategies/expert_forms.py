@@ -484,6 +484,11 @@ def _spread(graph: Graph, indices: str, weights: str) -> str:
     every = graph.ints(list(range(spec.experts)))
     hot = graph.op("Equal", graph.op("Unsqueeze", indices, graph.ints([-1])), every)
     numbers = graph.op("Cast", hot, to=graph.kind)
+    if spec.form == "einsum" and spec.variant % 3 == 1:
+        return graph.op("Einsum", numbers, weights, equation="tke,tk->te")
+    if spec.form == "einsum" and spec.variant % 3 == 2:
+        product = graph.op("MatMul", graph.op("Unsqueeze", weights, graph.ints([1])), numbers)
+        return graph.op("Gather", product, graph.integer(0), axis=1)
     product = graph.op("Mul", numbers, graph.op("Unsqueeze", weights, graph.ints([-1])))
     return graph.op("ReduceSum", product, graph.ints([1]), keepdims=0)
 
@@ -493,6 +498,8 @@ def einsum(graph: Graph, tokens: str, indices: str, weights: str) -> str:
     spec = graph.spec
     picked = spec.variant % 2 == 1
     inner = "tk" if picked else "et"
+    # The last product and the sum over the experts in one operator.
+    fused = not picked and spec.variant % 4 == 0 and not spec.bias
 
     def project(value: str, stem: str, rows_in: int, columns: int) -> str:
         stored = graph._stored(stem, (spec.experts, *((columns, rows_in) if spec.turned else (rows_in, columns))))
@@ -501,6 +508,9 @@ def einsum(graph: Graph, tokens: str, indices: str, weights: str) -> str:
         if picked:
             stored = graph.op("Gather", stored, indices, axis=0)
         lead = "tk" if picked else "e"
+        if fused and stem == "down":
+            spread = _spread(graph, indices, weights)
+            return graph.op("Einsum", value, stored, spread, equation=f"{rows},e{letters},te->tj")
         made = graph.op("Einsum", value, stored, equation=f"{rows},{lead}{letters}->{inner}j")
         return graph.op("Add", made, vector(f"{stem}_bias", columns)) if spec.bias else made
 
@@ -517,6 +527,8 @@ def einsum(graph: Graph, tokens: str, indices: str, weights: str) -> str:
         return graph.op("Squeeze", product, graph.ints([1]))
     if picked:
         return graph.op("Einsum", result, weights, equation="tkh,tk->th")
+    if fused:
+        return result
     return graph.op("Einsum", result, _spread(graph, indices, weights), equation="eth,te->th")
 
 

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from graphsurgery.analysis.bodies import Body
+    from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.patterns.expert_sites import ExpertSite
     from graphsurgery.patterns.experts_dense import Spread
     from graphsurgery.patterns.experts_rows import Found
@@ -226,7 +227,7 @@ class _Finder:
             if not isinstance(term, Step) or not found.matrices:
                 return None
             if found.roots:
-                return self._chosen(_flat(node), term, found, copies)
+                return self._chosen(_flat(node, self._shapes), term, found, copies)
             if found.labelled is None or len(found.weights) != 1:
                 return None
             value, labels = next(iter(found.weights.items()))
@@ -284,7 +285,9 @@ class _Finder:
         found.experts[spread.root] = experts
         found.weights = {} if spread.weights is None else {spread.weights: ("t", "c")}
         by_expert = spread.by_expert
-        return finish(_flat(node), replaced, found, "dense", self._shapes, self._index, weights_by_expert=by_expert)
+        return finish(
+            _flat(node, self._shapes), replaced, found, "dense", self._shapes, self._index, weights_by_expert=by_expert
+        )
 
     def _fused(self, node: ir.Node) -> ExpertSite | Refusal:
         """The block that is one operator."""
@@ -300,13 +303,21 @@ class _Finder:
         return Refusal(id="", kinds=("experts",), layer=layer_of(node), reason=text)
 
 
-def _flat(node: ir.Node) -> ir.Value:
+def _flat(node: ir.Node, shapes: ShapeView) -> ir.Value:
     """The sum that ``node`` makes, without the axis of one that a product leaves."""
     value = node.outputs[0]
+    if not is_op(node, "MatMul"):
+        return value
     following = readers(value)
-    if is_op(node, "MatMul") and len(following) == 1 and is_op(following[0], "Squeeze", "Reshape"):
-        return following[0].outputs[0]
-    return value
+    reader = following[0] if len(following) == 1 else None
+    if reader is not None and not value.is_graph_output():
+        if is_op(reader, "Squeeze", "Reshape"):
+            return reader.outputs[0]
+        attribute = reader.attributes.get("axis")
+        axis = 0 if attribute is None else attribute.as_int()
+        if is_op(reader, "Gather") and shapes.rank(reader.inputs[1]) == 0 and axis in (1, -2):  # type: ignore[arg-type]
+            return reader.outputs[0]
+    raise UnreadableError(f"the axis of one that {label(node)} leaves is read")
 
 
 def _done(block: list[ir.Node]) -> Done:

@@ -150,6 +150,28 @@ def test_experts_that_were_not_chosen_must_add_nothing(bias: bool) -> None:
         assert site.form == "dense"
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_nor_may_copies_whose_products_add_a_bias(bias: bool) -> None:
+    proto = build(Spec(form="masked", weighted="input", bias=bias, variant=0))
+    assert len(makers(proto, "Gemm")) == 8
+    if bias:
+        assert "experts that are not chosen add something too" in refusal_of(proto)
+    else:
+        (site,) = find_experts(ir.from_proto(proto))
+        assert isinstance(site, ExpertSite)
+        assert site.form == "loop"
+
+
+def test_an_axis_of_one_that_is_read() -> None:
+    """The product with the weights leaves it, and the sum is not taken out of it at once."""
+    proto = build(Spec(form="einsum", variant=3))
+    product = next(node for node in makers(proto, "MatMul") if node.output[0] in makers(proto, "Squeeze")[-1].input)
+    kept = helper.make_node("Identity", [product.output[0]], ["kept"], name="/kept")
+    proto.graph.node.append(kept)
+    proto.graph.output.append(helper.make_empty_tensor_value_info("kept"))
+    assert "the axis of one that MatMul" in refusal_of(proto)
+
+
 def test_weights_that_are_not_zero_for_the_others() -> None:
     """Weights spread over ones: every expert counts."""
     proto = build(Spec(form="dense"))

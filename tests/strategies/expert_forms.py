@@ -391,8 +391,8 @@ def _copy(graph: Graph, rows: str, weight: str, shared: dict[str, str]) -> str:
 
     def project(value: str, stem: str, rows_in: int, columns: int) -> str:
         matrix = graph.matrix(stem, (rows_in, columns))
-        if spec.variant % 4 == 0 and spec.bias:
-            return graph.op("Gemm", value, matrix, graph.weight(f"{stem}_bias", (columns,)))
+        if spec.variant % 4 == 0:
+            return graph.op("Gemm", value, matrix, *([graph.weight(f"{stem}_bias", (columns,))] if spec.bias else []))
         made = graph.op("MatMul", value, matrix)
         return graph.op("Add", made, graph.weight(f"{stem}_bias", (columns,))) if spec.bias else made
 
@@ -524,6 +524,8 @@ def einsum(graph: Graph, tokens: str, indices: str, weights: str) -> str:
     result = graph.expert(tokens, "", project, scale, 3)
     if picked and spec.variant % 3 == 0:
         product = graph.op("MatMul", graph.op("Unsqueeze", weights, graph.ints([1])), result)
+        if spec.variant > 6:
+            return graph.op("Gather", product, graph.integer(0), axis=1)
         return graph.op("Squeeze", product, graph.ints([1]))
     if picked:
         return graph.op("Einsum", result, weights, equation="tkh,tk->th")

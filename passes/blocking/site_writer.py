@@ -344,8 +344,8 @@ class SiteWriter:
                 column_axis = axis
             elif place == -2 and not whole and runs_along(size, site.length):
                 cuts.append((axis, rows))
-            elif place == -3 and not heads.whole and size != 1 and size == site.heads:
-                cuts.append((axis, heads.span))
+            elif place == -3:
+                cuts += self._head_cut(shape, heads)
         if column_axis is None or columns is self.columns:
             everything = self._all_rows(value)
             if self.few_rows and everything and self.pusher.is_wide(value):
@@ -355,6 +355,13 @@ class SiteWriter:
         if self.plan.skip == "trim" and mask is not None and value in mask.values and not self._surveyed:
             return self.writer.mask_part(site, value, tuple(cuts), column_axis, columns)
         return self.pusher.get(value, (*cuts, (column_axis, columns)))
+
+    def _head_cut(self, shape: tuple[Dim, ...], heads: Heads) -> Cuts:
+        """The cut to a block of heads, where a value is not the same for all: a size without a number is theirs."""
+        size = shape[-3] if len(shape) >= 3 else 1
+        if heads.whole or size == 1 or (isinstance(size, int) and size != self.site.heads):
+            return ()
+        return ((len(shape) - 3, heads.span),)
 
     # ---- rows without a key ---------------------------------------------------------------------------------------
 
@@ -371,9 +378,7 @@ class SiteWriter:
             part = self._apart(condition, shape, heads, rows, self.columns, whole)
             return self._guarded_by(guard, part, out)
         # A bias of heads that is counted too makes a condition of each head.
-        cuts: Cuts = ()
-        if not heads.whole and len(shape) >= 3 and shape[-3] != 1 and shape[-3] == self.site.heads:
-            cuts = ((len(shape) - 3, heads.span),)
+        cuts: Cuts = self._head_cut(shape, heads)
         everything = self._all_rows(condition)
         if whole and self.few_rows and everything and self.pusher.is_wide(condition):
             part = self.writer.few_rows_mask(self.site, condition, everything, self.few_rows)

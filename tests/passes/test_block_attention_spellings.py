@@ -82,6 +82,23 @@ def test_a_bias_over_columns_of_another_name(spec: str) -> None:
     hold(ALIBI, spec)
 
 
+# A bias laid out anew by the batch of the queries, where the mask has a batch of another name.
+UNNAMED_HEADS = ALIBI.replace("int64[B,T] mask", "int64[A,T] mask").replace("[1] one", "[1] rest = {-1}, int64[1] one")
+UNNAMED_HEADS = UNNAMED_HEADS.replace("[B,4,S,8] y)", "[B,4,S,8] y, float[B,H,1,T] laid_out)").replace(
+    "biased = Add (scaled, bias)",
+    """rows_of_batch = Shape <start = 0, end = 1> (q)
+    keys = Shape <start = 1, end = 2> (mask)
+    layout = Concat <axis = 0> (rows_of_batch, rest, one, keys)
+    laid_out = Reshape (bias, layout)
+    biased = Add (scaled, laid_out)""",
+)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_bias_whose_number_of_heads_has_no_name_is_cut_to_the_heads_of_the_block(spec: str) -> None:
+    hold(UNNAMED_HEADS, spec)
+
+
 # A bias of each head in one mask with what is hidden: the guard of rows without a key has a condition for each head.
 GUARDED = ALIBI.replace("biased = Add (scaled, bias)", "biased = Where (hidden, low, bias)")
 GUARDED = GUARDED.replace("masked = Where (hidden, low, biased)", "masked = Add (scaled, biased)")

@@ -102,11 +102,25 @@ def runs_along(size: Dim, length: Dim) -> bool:
     """Whether an axis of ``size`` that is broadcast against one of ``length`` carries its positions.
 
     It does where both are the same; and where it cannot be shorter (``P + S`` against ``S``), for then it is as long
-    in every run in which the broadcast is legal.
+    in every run in which the broadcast is legal. What is cut off from a table, such as the mask of all positions, is as
+    long as the table allows: ``min(T, 256)`` against ``T``, ``min(T, 256) - min(P, 256)`` against ``T - P``.
     """
     if size == 1:
         return False
-    return same_size(size, length) or (not isinstance(size, int) and is_nonnegative(size - length))
+    if same_size(size, length):
+        return True
+    return not isinstance(size, int) and (is_nonnegative(size - length) or _without_tables(size) == length)
+
+
+def _without_tables(size: Expr) -> Dim:
+    """``size`` where no table of a fixed length is at its end."""
+    found: Dim = size
+    for monomial, _ in size.terms:
+        for atom in monomial:
+            if isinstance(atom, Call) and atom.op == "min" and len(atom.args) == 2 and not isinstance(found, int):
+                sizes = [item for item in atom.args if not isinstance(item, int)]
+                found = _put(found, atom, sizes[0]) if len(sizes) == 1 and 1 not in atom.args else found
+    return found
 
 
 def same_size(one: Dim, other: Dim) -> bool:

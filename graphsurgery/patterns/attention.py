@@ -247,17 +247,17 @@ class _Reader:
             return total
         sizes = [self._shapes.dim(value, -1) for value in _operands(scores, chain)]
         named = [size for size in sizes if size is not None and not isinstance(size, int) and size != length]
-        for size in named:
-            if is_nonnegative(size - length):
-                return size
-        # A padding mask may count its columns by a name of its own; added to the scores they are as many as the keys.
+        best = next((size for size in named if is_nonnegative(size - length)), total)
+        # A padding mask may count its columns by a name of its own, or cut them from a table that ends somewhere; added
+        # to the scores they are as many as the keys.
+        unlike = [size for size in named if not runs_along(size, best)]
         for node in chain:
             made = self._shapes.dim(node.outputs[0], -1)
-            if made is None or made == total or not same_size(made, total):
+            if made in (None, best) or not same_size(made, best):
                 continue
-            if any(not runs_along(other, total) and same_size(other, made) for other in named):
+            if any(same_size(size, made) for size in unlike):
                 return made
-        return total
+        return best
 
     def _query_by_heads(self, query: ir.Value) -> ir.Value:
         """The queries ``[B, H, S, D]`` behind ``[B*H, S, D]``."""

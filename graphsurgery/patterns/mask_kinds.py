@@ -109,8 +109,12 @@ def _signed(node: ir.Node, values: MaskValues, inside: Collection[ir.Value] = ()
         direction = _COMPARISONS[operator]
         return [(items[0], direction), (items[1], -direction)]
     if operator == "Equal" and len(items) == 2:
-        numbers = [values.numbers(item) for item in items]
-        return [(item, -1 if other == [0] else 1) for item, other in zip(items, reversed(numbers), strict=True)]
+        # Equal to nothing, and that is not what a mask adds for a key that is seen; equal to something low.
+        pairs = zip(items, reversed(items), strict=True)
+        return [
+            (item, -1 if values.low(one) or (_is_zero(one, values) and not values.zero_or_low(item)) else 1)
+            for item, one in pairs
+        ]
     if operator == "Where" and len(items) == 3:
         condition, yes, no = items
         return [(condition, _side_of_condition(yes, no, values, inside)), (yes, 1), (no, 1)]
@@ -123,6 +127,10 @@ def _is_hidden(node: ir.Node, values: MaskValues) -> bool:
     if to is None or to.is_ref() or to.as_int() != ir.DataType.BOOL or values.numbers(node.inputs[0]) is not None:
         return False
     return values.zero_or_low(node.inputs[0])
+
+
+def _is_zero(value: ir.Value, values: MaskValues) -> bool:
+    return values.numbers(value) == [0]
 
 
 def _side_of_condition(yes: ir.Value, no: ir.Value, values: MaskValues, inside: Collection[ir.Value]) -> int:

@@ -82,6 +82,31 @@ def test_a_bias_over_columns_of_another_name(spec: str) -> None:
     hold(ALIBI, spec)
 
 
+# The mask itself has as many columns as the keys by name, and the bias in front of it has not.
+BIAS_FIRST = ALIBI.replace("hidden = Or (late, absent_4)", "hidden = Identity (late)")
+
+# The causal mask is cut from a table of all positions, which ends behind the sixteenth.
+TABLE = ALIBI.replace(
+    "int64 zero = {0}", "int64 zero = {0}, int64 most = {16}, int64[1] none = {0}, int64[2] both = {0, 1}"
+)
+TABLE = TABLE.replace(
+    "late = Greater (columns, place_2)",
+    """numbers = Range (zero, most, step)
+    numbers_2 = Unsqueeze (numbers, one)
+    table = Greater (numbers, numbers_2)
+    earlier = Sub (total, rows)
+    first = Concat <axis = 0> (earlier, none)
+    end = Concat <axis = 0> (total, total)
+    late = Slice (table, first, end, both)""",
+)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("text", [BIAS_FIRST, TABLE], ids=["bias_first", "table"])
+def test_operands_that_count_their_columns_otherwise(text: str, spec: str) -> None:
+    hold(text, spec)
+
+
 # A bias laid out anew by the batch of the queries, where the mask has a batch of another name.
 UNNAMED_HEADS = ALIBI.replace("int64[B,T] mask", "int64[A,T] mask").replace("[1] one", "[1] rest = {-1}, int64[1] one")
 UNNAMED_HEADS = UNNAMED_HEADS.replace("[B,4,S,8] y)", "[B,4,S,8] y, float[B,H,1,T] laid_out)").replace(

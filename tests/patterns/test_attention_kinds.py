@@ -114,6 +114,13 @@ CAUSAL = {
         seen = Equal(late_i, nothing)""",
         "masked = Where(seen, scores, low)",
     ),
+    "equal_to_low": (
+        """late = Greater(column, row)
+        filled = Where(late, low, zero)
+        hidden = Equal(filled, low)
+        seen = Not(hidden)""",
+        "masked = Where(seen, scores, low)",
+    ),
     "selected": (
         """late = Greater(column, row)
         seen = Where(late, false, kept)""",

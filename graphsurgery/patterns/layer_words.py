@@ -13,7 +13,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
 __all__ = ["Factor", "Letter", "split_word"]
 
@@ -64,11 +64,19 @@ def split_word(letters: Sequence[Letter], *, mixing: bool) -> list[Factor]:
     starts = _starts(letters, names)
     for shift in range(min(4, _shortest(starts, len(letters)))):
         moved = [start - shift for start in starts if start >= shift]
+        if shift and all(letters[start].mixes for start in starts) and any(_feeds_forward(letters[at]) for at in moved):
+            break  # what feeds forward ends the layer before
         factors = list(itertools.pairwise([*moved, len(letters)]))
         chosen = _trimmed(factors, letters, names)
         score = _score(chosen, letters, names)
         if score > best[0]:
             best = (score, chosen)
+    apart = _trimmed(list(itertools.pairwise([*_each_alone(letters), len(letters)])), letters, names)
+    # Names are guesses at what is alike: of two divisions that explain as much, that which is right of more letters, or
+    # else that of the smaller layers.
+    kinds = [letter.kind for letter in letters]
+    if (_score(apart, letters, names), _score(apart, letters, kinds)) >= (best[0], _score(best[1], letters, kinds)):
+        best = (0, apart or best[1])
     return [Factor(start, end, tuple(names[start:end])) for start, end in best[1]]
 
 
@@ -93,7 +101,16 @@ def _names(letters: Sequence[Letter]) -> list[Hashable]:
                 if counts[other] == 1:
                     # Of two single ones both take one name.
                     alias.setdefault(other, alias[kind])
-    return [alias.get(letter.kind, letter.kind) for letter in letters]
+    return [_end(alias, letter.kind) for letter in letters]
+
+
+def _end(alias: Mapping[Hashable, Hashable], kind: Hashable) -> Hashable:
+    """What ``kind`` is taken for, which may be taken for another itself."""
+    seen: set[Hashable] = set()
+    while kind not in seen and kind in alias:
+        seen.add(kind)
+        kind = alias[kind]
+    return kind
 
 
 def _similarity(one: Letter, other: Letter) -> float:
@@ -116,6 +133,14 @@ def _starts(letters: Sequence[Letter], names: Sequence[Hashable]) -> list[int]:
         if len(starts) > 1:
             return starts
     return _by_period(letters, names)
+
+
+def _each_alone(letters: Sequence[Letter]) -> list[int]:
+    """Starts of layers where each is one region: attention and feed-forward side by side, of several kinds perhaps."""
+    mixing = [at for at, letter in enumerate(letters) if letter.mixes]
+    if len(mixing) < 2 or any(map(_feeds_forward, letters[mixing[0] : mixing[-1]])):
+        return []
+    return mixing
 
 
 def _feeds_forward(letter: Letter) -> bool:

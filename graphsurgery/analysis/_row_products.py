@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 from graphsurgery.analysis._row_helpers import attribute, broadcast, named, output_shape, varying
-from graphsurgery.analysis._row_types import Blocked, Lift, RowAxis
+from graphsurgery.analysis._row_types import Blocked, Lift, RowAxis, same_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +17,43 @@ if TYPE_CHECKING:
     Rule: TypeAlias = Callable[[ir.Node, int, RowAxis, Context], Lift | Blocked]
     Labels: TypeAlias = tuple[str, ...]
 
-__all__ = ["conv", "einsum", "fused_matmul", "gemm", "packed_weight", "product", "quantized_gemm", "whole_tensor_scale"]
+__all__ = [
+    "attention",
+    "conv",
+    "einsum",
+    "fused_matmul",
+    "gemm",
+    "packed_weight",
+    "product",
+    "quantized_gemm",
+    "whole_tensor_scale",
+]
+
+
+def attention(node: ir.Node, output: int, rows: RowAxis, context: Context) -> Lift | Blocked:
+    """Attention of opset 23 and later: rows of the queries and of the mask ``[.., S, T]``; keys and values stay whole."""
+    shape = output_shape(node, output, context)
+    if output != 0 or rows.flat:
+        return Blocked(f"only queries have the rows of {named(node)}, apart from the batch")
+    if attribute(node, "is_causal", 0):
+        return Blocked(f"{named(node)} is causal by the number of each row")
+    if rows.axis != len(shape) - 2:
+        return Blocked(f"{named(node)} works along axis {rows.axis}")
+    mask = node.inputs[3] if len(node.inputs) > 3 else None
+    if mask is None:
+        return Lift({0: rows}, contracts=True)
+    mask_shape = context.shape(mask)
+    if mask_shape is None:
+        return Blocked(f"the shape of {mask.name!r}, which {named(node)} reads, is not known")
+    axis = len(mask_shape) - 2
+    if axis < 0 or mask_shape[axis] == 1:
+        return Lift({0: rows}, contracts=True)
+    if len(shape) == 3:
+        # Rows that were picked for each batch row would stand where this mask has its heads.
+        return Blocked(f"{named(node)} has its heads and features on one axis, and a mask with rows")
+    if not same_size(mask_shape[axis], shape[rows.axis]):
+        return Blocked(f"{named(node)} has {shape[rows.axis]} rows and a mask {mask.name!r} of {mask_shape[axis]}")
+    return Lift({0: rows, 3: RowAxis(axis)}, contracts=True)
 
 
 def product(

@@ -179,6 +179,7 @@ _RULES: dict[tuple[str, str], Rule] = {
     **_table(_STANDARD, "Split", _along_axis(0)),
     **_table(_STANDARD, "LayerNormalization RMSNormalization SimplifiedLayerNormalization", _normalize),
     **_table(_STANDARD, "MatMul", products.product()),
+    **_table(_STANDARD, "Attention", products.attention),
     **_table(_STANDARD, "MatMulInteger", products.product(per_row=(2,), per_column=(3,))),
     **_table(_STANDARD, "QLinearMatMul", products.product(0, 3, per_row=(1, 2, 6, 7), per_column=(4, 5))),
     **_table(_STANDARD, "Gemm", products.gemm),

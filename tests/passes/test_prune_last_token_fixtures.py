@@ -89,6 +89,15 @@ def hold(path: str, index: str, depth: str, keep: int) -> None:
 EXPERTS = [path for path in PATHS if MANIFEST[path]["moe"] not in (None, "none", False) and "lm_head" not in path]
 
 
+@pytest.mark.parametrize("name", ["llama_opset23", "llama_opset_newest"])
+def test_the_last_attention_operator_computes_the_wanted_rows(name: str):
+    model = ir.load(FIXTURES / name / "model.onnx")
+    Pipeline(["prune-last-token{depth=layer}"])(model)
+    shapes = shapes_of(model)
+    queries = [node.inputs[0] for node in model.graph if node.op_type == "Attention"]
+    assert [value is not None and shapes.dim(value, -2) == 1 for value in queries] == [False, False, True]
+
+
 @pytest.mark.parametrize("path", EXPERTS)
 def test_the_last_layer_is_pruned_through_its_experts(path: str):
     """Its attention, its router and its experts see the chosen rows: what is left whole is in front of them."""

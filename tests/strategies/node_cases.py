@@ -168,6 +168,20 @@ def _fused_matmul(draw: Draw, domain: str, op: str) -> NodeCase:
     return NodeCase(op, values, attributes=attributes, domain=domain)
 
 
+def _attention(draw: Draw, domain: str, op: str) -> NodeCase:
+    rows, columns, groups = draw(st.integers(2, 4)), draw(st.integers(2, 4)), draw(st.sampled_from([1, 2]))
+    query, keys = (2, 2 * groups, rows, 4), (2, groups, columns, 4)
+    attributes = {"is_causal": draw(st.sampled_from([0, 0, 1]))}
+    if draw(st.booleans()):
+        query, keys = (2, rows, 8 * groups), (2, columns, 4 * groups)
+        attributes |= {"q_num_heads": 2 * groups, "kv_num_heads": groups}
+    masks = [None, (rows, columns), (2, 1, rows, columns), (1, 2 * groups, rows, columns)]
+    mask = draw(st.sampled_from(masks))
+    values = (_floats(draw, query), _floats(draw, keys), _floats(draw, keys))
+    added = (_floats(draw, mask),) if mask is not None else ()
+    return NodeCase(op, (*values, *added), attributes=attributes, opset=23)
+
+
 def _integer_matmul(draw: Draw, domain: str, op: str) -> NodeCase:
     rows, columns = draw(st.integers(2, 4)), draw(st.integers(2, 4))
     left, right = _bytes(draw, (2, rows, 4)), _bytes(draw, (4, columns))
@@ -496,6 +510,7 @@ CASES: dict[tuple[str, str], Maker] = {
     **_table("", "LpNormalization TopK CumSum Split", _along),
     **_table("", "LayerNormalization RMSNormalization SimplifiedLayerNormalization", _normalize),
     **_table("", "MatMul", _matmul),
+    **_table("", "Attention", _attention),
     **_table("", "MatMulInteger QLinearMatMul", _integer_matmul),
     **_table("", "Gemm", _gemm),
     **_table("", "Einsum", _einsum),

@@ -249,7 +249,7 @@ def test_inside_sequential_reports_are_in_the_models_meta(fixtures_dir):
 @pytest.mark.parametrize("recipe", recipe_names())
 def test_every_recipe_is_a_pipeline(recipe):
     pipeline = Pipeline.from_recipe(recipe, check=True)
-    assert pipeline.specs()[-1] == ("extract-functions" if recipe.startswith("npu") else "tidy")
+    assert pipeline.specs()[-1].split("{")[0] == ("extract-functions" if recipe.startswith("npu") else "tidy")
 
 
 def test_errors_leave_as_they_are():

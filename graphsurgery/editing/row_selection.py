@@ -38,14 +38,16 @@ class Placement:
     Attributes:
         rows: the row axis.
         batch_axis: None where there is none (flat, packed, a batch of 1), or its rows are the same for all batches.
-        shared: its rows are the same for all batches, and all axes in front of them have size 1.
+        shared: its rows are the same for all batches: the batch axis has size 1, or is not there.
         gap: where ``shared``, the number of axes that its reader has between batch and rows.
+        kept: how many of these the value has too, such as its heads; 0 where they all have size 1.
     """
 
     rows: RowAxis
     batch_axis: int | None
     shared: bool = False
     gap: int = 0
+    kept: int = 0
 
 
 def place(
@@ -70,9 +72,12 @@ def place(
         return Placement(rows, batch_axis)
     if reader is None or reader.batch_axis is None or reader.batch_axis > reader.rows.axis:
         return None
-    if any(size != 1 for size in shape[: rows.axis]):
+    gap = reader.rows.axis - reader.batch_axis - 1
+    between = min(gap, rows.axis)
+    if any(size != 1 for size in shape[: rows.axis - between]):
         return None
-    return Placement(rows, None, shared=True, gap=reader.rows.axis - reader.batch_axis - 1)
+    kept = between if any(size != 1 for size in shape[rows.axis - between : rows.axis]) else 0
+    return Placement(rows, None, shared=True, gap=gap, kept=kept)
 
 
 class RowSelector:
@@ -134,12 +139,20 @@ class RowSelector:
 
     def _select_shared(self, value: ir.Value, at: Placement, dtype: ir.DataType | None) -> ir.Value:
         """Rows that are the same for all batches, picked for each: ``[1, .., S, ...]`` becomes ``[B, .., N, ...]``."""
-        rewrite, indices = self._rewrite, self.numbers.indices()
+        rewrite, indices, kept = self._rewrite, self.numbers.indices(), at.kept
+        shape = self._view.shape(value)
         rewrite.after(value)
-        if at.rows.axis:
-            value = squeeze(rewrite, value, range(at.rows.axis), name="rows_of_all")
-        picked = rewrite.emit("Gather", [value, indices], {"axis": 0}, name="rows", dtype=dtype)
-        return unsqueeze(rewrite, picked, range(1, at.gap + 1), name="rows_in_place") if at.gap else picked
+        if at.rows.axis > kept:
+            value = squeeze(rewrite, value, range(at.rows.axis - kept), name="rows_of_all")
+        picked = rewrite.emit("Gather", [value, indices], {"axis": kept}, name="rows", dtype=dtype)
+        if kept:
+            # [H, B, N, ...] becomes [B, H, N, ...].
+            assert shape is not None
+            rest = range(kept + 1, kept + 2 + len(shape) - at.rows.axis - 1)
+            order = [kept, *range(kept), *rest]
+            picked = rewrite.emit("Transpose", [picked], {"perm": order}, name="batch_in_front", dtype=dtype)
+        missing = at.gap - kept
+        return unsqueeze(rewrite, picked, range(1, missing + 1), name="rows_in_place") if missing else picked
 
     def _gather_batched(
         self,

@@ -170,7 +170,8 @@ def _fused_matmul(draw: Draw, domain: str, op: str) -> NodeCase:
 
 def _attention(draw: Draw, domain: str, op: str) -> NodeCase:
     rows, columns, groups = draw(st.integers(2, 4)), draw(st.integers(2, 4)), draw(st.sampled_from([1, 2]))
-    query, keys = (2, 2 * groups, rows, 4), (2, groups, columns, 4)
+    query: tuple[int, ...] = (2, 2 * groups, rows, 4)
+    keys: tuple[int, ...] = (2, groups, columns, 4)
     attributes = {"is_causal": draw(st.sampled_from([0, 0, 1]))}
     if draw(st.booleans()):
         query, keys = (2, rows, 8 * groups), (2, columns, 4 * groups)

@@ -1,0 +1,78 @@
+"""prune-last-token where what has the rows is the same for all batch rows, and not for all heads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from graphsurgery.invariants import violations
+from graphsurgery.pipeline import Pipeline
+from tests.oracle import run, session
+from tests.small_models import parse
+
+RNG = np.random.default_rng(0)
+
+
+def weight(name: str, *shape: int) -> str:
+    numbers = ", ".join(f"{number:.4f}" for number in RNG.normal(size=shape).reshape(-1))
+    return f"float[{','.join(map(str, shape))}] {name} = {{{numbers}}}"
+
+
+# A bias of positions for each head, as T5 has it, which is wanted whole besides: rows of it are picked.
+DECODER = f"""<ir_version: 9, opset_import: ["" : 17]>
+decoder (int64[B,S] input_ids, int64[B,S] position_ids) => (float[B,S,12] logits, float[1,2,S,S] bias)
+<{weight("table", 12, 8)}, {weight("wq", 8, 8)}, {weight("wk", 8, 8)}, {weight("wv", 8, 8)}, {weight("wo", 8, 8)},
+ {weight("scale", 8)}, {weight("head", 8, 12)}, {weight("slopes", 1, 2, 1, 1)}, int64 zero = {{0}}, int64 step = {{1}},
+ int64[4] apart = {{0, 0, 2, 4}}, int64[3] together = {{0, 0, 8}}, int64[1] one = {{1}}, float low = {{-1e9}}>
+{{
+    x = Gather <axis = 0> (table, input_ids)
+    q_flat = MatMul (x, wq)
+    k_flat = MatMul (x, wk)
+    v_flat = MatMul (x, wv)
+    q_apart = Reshape (q_flat, apart)
+    k_apart = Reshape (k_flat, apart)
+    v_apart = Reshape (v_flat, apart)
+    q = Transpose <perm = [0, 2, 1, 3]> (q_apart)
+    kt = Transpose <perm = [0, 2, 3, 1]> (k_apart)
+    v = Transpose <perm = [0, 2, 1, 3]> (v_apart)
+    raw = MatMul (q, kt)
+    length = Shape <start = 1, end = 2> (input_ids)
+    length_0 = Squeeze (length)
+    column = Range (zero, length_0, step)
+    row = Unsqueeze (column, one)
+    late = Greater (column, row)
+    distance = Sub (row, column)
+    distance_f = Cast <to = 1> (distance)
+    tilted = Mul (slopes, distance_f)
+    bias = Where (late, low, tilted)
+    scores = Add (raw, bias)
+    p = Softmax <axis = -1> (scores)
+    attended = MatMul (p, v)
+    attended_1 = Transpose <perm = [0, 2, 1, 3]> (attended)
+    attended_2 = Reshape (attended_1, together)
+    o = MatMul (attended_2, wo)
+    h = Add (x, o)
+    norm = LayerNormalization <axis = -1> (h, scale)
+    logits = MatMul (norm, head)
+}}"""
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.parametrize("index", ["position", "last"])
+def test_rows_of_a_bias_of_heads_are_picked_for_each_batch_row(index: str, keep: int) -> None:
+    model, before = parse(DECODER), session(parse(DECODER))
+    (site,) = Pipeline([f"prune-last-token{{depth=layer,index={index},keep={keep}}}"])(model).passes[0].sites
+    assert "through 5 matrix products up to" in site.reason, site.reason
+    assert "'bias'" in site.reason
+    assert not violations(model)
+    after = session(model)
+    for lengths in ((5, 3, 4), (4,), (2, 2)):
+        size = max(lengths)
+        positions = np.array([[place if place < length else -1 for place in range(size)] for length in lengths])
+        feeds = {"input_ids": RNG.integers(0, 12, positions.shape), "position_ids": positions}
+        whole, found = run(before, feeds), run(after, feeds)
+        last = [length - 1 if index == "position" else size - 1 for length in lengths]
+        rows = np.array([[max(0, end - keep + 1 + number) for number in range(keep)] for end in last])
+        wanted = np.take_along_axis(whole["logits"], rows[:, :, None], axis=1)
+        np.testing.assert_allclose(found["logits"], wanted, rtol=0, atol=1e-5)
+        np.testing.assert_array_equal(found["bias"], whole["bias"])

@@ -483,11 +483,10 @@ def _number(term: Term, fill: float, done: dict[Step, float | None]) -> float | 
 
 def _step_number(step: Step, operands: list[float | None]) -> float | None:
     kind, first = step.node.op_type, operands[0]
-    if kind == "MatMul":
-        return 0.0 if 0 in operands else None
-    if kind == "Gemm":
-        bias = operands[2] if len(step.operands) > 2 and step.operands[2] is not None else 0.0
-        return 0.0 if 0 in operands[:2] and bias == 0 else None
+    if kind in ("MatMul", "Gemm"):
+        # Gemm has a bias, which may be left out.
+        added = [number for number, item in zip(operands[2:], step.operands[2:], strict=True) if item is not None]
+        return 0.0 if 0 in operands[:2] and all(number == 0 for number in added) else None
     if kind == "Mul":
         if 0 in operands:
             return 0.0

@@ -33,27 +33,32 @@ _BETWEEN = frozenset(
         *("DequantizeLinear", "QuantizeLinear", "Slice", "Concat", "Gather", "GatherElements", "CastLike"),
     }
 )
+_CHOICES = ("TopK", "ArgMax")
 _REACH = 200
 
 
 @dataclasses.dataclass(frozen=True)
 class Router:
-    """A top-K choice of experts.
+    """A top-K choice of experts, or a choice of one.
 
     Attributes:
-        name: of the TopK node, or of its indices where it has none.
+        name: of the node that chooses, or of its indices where it has none.
         scores: value ``[.., E]`` that is chosen from.
-        indices: value ``[.., K]`` that is chosen.
+        indices: value ``[.., K]`` that is chosen; ``[..]`` where ``lone``.
+        lone: one expert is chosen, and the choice has no axis of its own.
+        axis: of the scores that are chosen from.
     """
 
     name: str
     scores: str
     indices: str
+    lone: bool = False
+    axis: int = -1
 
 
 def with_bodies_inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model, with functions inlined where a choice lies in one: a body's values cannot be returned."""
-    if any(node.op_type == "TopK" for function in proto.functions for node in function.node):
+    if any(node.op_type in _CHOICES for function in proto.functions for node in function.node):
         inlined: onnx.ModelProto = onnx.inliner.inline_local_functions(proto)
         return inlined
     return proto
@@ -62,11 +67,17 @@ def with_bodies_inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
 def find_routers(proto: onnx.ModelProto) -> tuple[list[Router], int]:
     """Routers of the main graph in execution order, and the number of TopK nodes in subgraphs, which are not looked at.
 
-    A router is a TopK for the largest, with a constant K, of floats that a projection leads to.
+    A router is a TopK for the largest, with a constant K, of floats that a projection leads to; or an ArgMax of such,
+    unless it is what the model gives.
     """
     scope = Scope.of(proto)
+    given = {value.name for value in proto.graph.output}
     routers: list[Router] = []
     for node in _in_order(proto.graph.node):
+        if node.op_type == "ArgMax" and node.output[0] not in given and _from_projection(scope, node.input[0]):
+            numbers = {attribute.name: attribute.i for attribute in node.attribute}
+            lone, axis = numbers.get("keepdims", 1) == 0, numbers.get("axis", 0)
+            routers.append(Router(node.name or node.output[0], node.input[0], node.output[0], lone=lone, axis=axis))
         if node.op_type != "TopK" or not _largest(node) or not _constant(scope, node.input[1]):
             continue
         if len(node.output) > 1 and node.output[1] and _from_projection(scope, node.input[0]):
@@ -140,7 +151,7 @@ def _from_projection(scope: Scope, name: str) -> bool:
         seen.add(value)
         if node.op_type in _PROJECTIONS:
             return True
-        if node.op_type == "TopK" and value != node.output[0]:
+        if node.op_type == "ArgMax" or (node.op_type == "TopK" and value != node.output[0]):
             continue
         if node.op_type in _BETWEEN:
             stack.extend(node.input)
@@ -200,6 +211,10 @@ def compare_choices(
         tie: see above.
         kept: the selection through which the rewritten model computes fewer rows, and what was fed.
     """
+    if router.axis not in (-1, scores.ndim - 1):
+        return
+    if router.lone:
+        reference, rewritten = reference[..., None], rewritten[..., None]
     experts, chosen = scores.shape[-1], reference.shape[-1]
     flat_scores, flat = scores.reshape(-1, experts), reference.reshape(-1, chosen)
     other = rewritten.reshape(-1, chosen) if rewritten.size and rewritten.shape[-1] == chosen else rewritten

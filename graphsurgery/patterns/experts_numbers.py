@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from graphsurgery.analysis.constants import const_int, const_ints, constant_of
 from graphsurgery.patterns.experts_layout import atoms, regroup, same_axes
-from graphsurgery.patterns.matcher import through
+from graphsurgery.patterns.matcher import is_op, through
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -177,6 +177,11 @@ class IndexReader:
     def experts_of(self, root: ir.Value) -> int | None:
         """E, from what the experts were chosen among; None where that is not known."""
         node = through(self._all_choices(root)).producer()
+        if node is not None and node.op_type == "Concat" and not node.domain and node.inputs:
+            # One after the other, each among what the ones before have left.
+            rank, axis = self._shapes.rank(node.outputs[0]), _number(node, "axis", -1)
+            each = {self.experts_of(item) if item is not None else None for item in node.inputs}
+            return each.pop() if len(each) == 1 and rank is not None and axis % rank == rank - 1 else None
         if not self.distinct(root) or node is None or node.inputs[0] is None:
             return None
         size = self._shapes.dim(node.inputs[0], -1)
@@ -194,6 +199,8 @@ class IndexReader:
         """Whether no expert is chosen twice for a token."""
         root = self._all_choices(root)
         node = through(root).producer()
+        if node is not None and node.op_type == "Concat" and not node.domain:
+            return self._one_by_one(node)
         if node is not None and node.op_type == "ArgMax" and not node.domain and node.inputs[0] is not None:
             rank = self._shapes.rank(node.inputs[0])
             return rank is not None and _number(node, "axis", 0) % rank == rank - 1
@@ -201,6 +208,28 @@ class IndexReader:
             return False
         axis, rank = node.attributes.get("axis"), self._shapes.rank(root)
         return axis is None or rank is None or axis.as_int() % rank == rank - 1
+
+    def _one_by_one(self, node: ir.Node) -> bool:
+        """Whether each of the choices that ``node`` joins is the best of what those before it have left."""
+        before: list[ir.Value] = []
+        for item in node.inputs:
+            choice = through(item) if item is not None else None
+            maker = choice.producer() if choice is not None else None
+            if choice is None or maker is None or maker.op_type != "ArgMax" or not self.distinct(choice):
+                return False
+            scores, taken = maker.inputs[0], set[ir.Value]()
+            while scores is not None and (mask := scores.producer()) is not None and is_op(mask, "ScatterElements"):
+                low = mask.inputs[2].producer() if mask.inputs[2] is not None else None
+                filled = constant_of(low.inputs[0] if low is not None and is_op(low, "Expand") else mask.inputs[2])
+                if filled is None or not bool(np.all(filled == -np.inf)) or mask.inputs[1] is None:
+                    return False
+                taken.add(through(mask.inputs[1]))
+                scores = mask.inputs[0]
+            # What masks the scores otherwise may leave too few of them.
+            if scores is None or not set(before) <= taken or is_op(scores.producer(), "Where", "ScatterND"):
+                return False
+            before.append(choice)
+        return bool(before)
 
     def _all_choices(self, root: ir.Value) -> ir.Value:
         """The choices of a token of which ``root`` is a part: those of the first places, or of one."""

@@ -54,6 +54,34 @@ def test_routers_come_in_execution_order_whatever_the_order_of_the_file():
     assert len(ordered) == 3
 
 
+@pytest.mark.parametrize("kept", [0, 1])
+def test_the_best_of_each_row_is_a_choice_too(kept: int):
+    g = Graph()
+    logits = g.op("MatMul", g.input("x", 1, "t", 16), g.weight("w", 16, 4))
+    best = g.op("ArgMax", g.op("Softmax", logits), axis=-1, keepdims=kept)
+    g.op("Cast", best, to=1)
+    (router,), _ = find_routers(g.model())
+    assert (router.indices, router.lone, router.axis) == (best, not kept, -1)
+    scores = np.array([[0.1, 0.9, 0.2, 0.3], [0.5, 0.1, 0.5, 0.2]], np.float32)
+    chosen = scores.argmax(axis=1).reshape((2, 1) if kept else (2,))
+    other = chosen.copy()
+    other.reshape(-1)[1] = 2
+    flips = Flips()
+    compare_choices(flips, router, scores, chosen, other, {"B": 1, "S": 2}, 1e-5)
+    assert (flips.problem, flips.flipped, flips.rows, flips.first) == (None, 1, 2, {0: 1})
+    other.reshape(-1)[0] = 3
+    flips = Flips()
+    compare_choices(flips, router, scores, chosen, other, {"B": 1, "S": 2}, 1e-5)
+    assert "chooses experts [3], not [1], for row 0" in (flips.problem or "")
+
+
+def test_the_token_that_a_model_gives_is_no_router():
+    g = Graph()
+    logits = g.op("MatMul", g.input("x", 1, "t", 16), g.weight("w", 16, 4))
+    g.output(g.op("ArgMax", logits, axis=-1), 7, "t", 1)
+    assert find_routers(g.model()) == ([], 0)
+
+
 def test_sorting_is_no_routing():
     g = Graph()
     ids = g.op("TopK", g.op("MatMul", g.input("x", 1, "t", 16), g.weight("w", 16, 4)), g.ints("k", [2]), outs=2)

@@ -17,7 +17,7 @@ from tests.strategies.expert_forms import FORMS, Graph, Spec
 __all__ = ["FORMS", "Spec", "build", "expert_specs", "feeds_of"]
 
 _WEIGHED_LAST = ("masked", "einsum", "outputs")
-ROUTERS = ("softmax_topk", "renormalised", "topk_softmax", "sigmoid_bias", "grouped_choice", "fed")
+ROUTERS = ("softmax_topk", "renormalised", "topk_softmax", "sigmoid_bias", "grouped_choice", "one_by_one", "fed")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clamped", "relu_squared")
 GATES = ("split", "slices", "interleaved", "separate", "none")
 
@@ -126,6 +126,15 @@ def _route(graph: Graph, spec: Spec, tokens: str) -> tuple[str, str]:
     if spec.router == "topk_softmax":
         values, indices = graph.two("TopK", logits, count, axis=-1)
         weights = graph.op("Softmax", values, axis=1)
+    elif spec.router == "one_by_one" and spec.top_k > 1:
+        # Each the best of what those before it have left.
+        each, left = list[str](), logits
+        for _ in range(spec.top_k):
+            each.append(graph.op("ArgMax", left, axis=-1, keepdims=1))
+            low = graph.op("Expand", graph.number(-np.inf), graph.op("Shape", each[-1]))
+            left = graph.op("ScatterElements", left, each[-1], low, axis=-1)
+        indices = graph.op("Concat", *each, axis=-1)
+        weights = graph.op("Softmax", graph.op("GatherElements", logits, indices, axis=1), axis=-1)
     elif spec.router in ("sigmoid_bias", "grouped_choice"):
         scores = graph.op("Sigmoid", logits)
         biased = graph.op("Add", scores, graph.weight("correction", (spec.experts,)))

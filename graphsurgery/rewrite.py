@@ -10,14 +10,15 @@ its constants are inline.
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
 
 from graphsurgery.analysis.shapes import invalidate
+from graphsurgery.editing.call_parameters import CallParameters
 from graphsurgery.editing.dead_nodes import captured, remove_dead
+from graphsurgery.editing.insertion import InsertionPoint
 from graphsurgery.errors import UsageError
 from graphsurgery.names import Names
 from graphsurgery.site_report import Boundary
@@ -26,7 +27,8 @@ from graphsurgery.weights.records import WEIGHT_KEY, record_of
 from graphsurgery.weights.tensors import realise
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    import contextlib
+    from collections.abc import Iterable, Mapping, Sequence
 
     from graphsurgery.analysis.bodies import Body
     from graphsurgery.weights import Part
@@ -51,9 +53,6 @@ class Rewrite:
         scope: prefix of the names of what is inserted (``lm_head/prune_last_token``).
         body: the main graph or function body that is edited; the main graph where none is given.
         graph: the graph in which nodes are inserted: ``body``'s own, or one of its subgraphs.
-
-    Attributes:
-        graph: where nodes are inserted.
     """
 
     def __init__(
@@ -70,27 +69,20 @@ class Rewrite:
         self.body_of = body
         self._function = body.function if body is not None else None
         root = body.graph if body is not None else model.graph
-        self.graph = graph if graph is not None else root
+        self._point = InsertionPoint(graph if graph is not None else root)
         self._root = root
         self._pass_name = pass_name
         self._site_id = site_id
         self._scope = scope
         self._names = Names.of(model)
-        self._last: ir.Node | None = None
-        self._next: ir.Node | None = None
-        self._body: ir.Graph | None = None
-        self._prologue_end: ir.Node | None = None
-        self._in_prologue = True
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
         self._lost_users: list[ir.Value] = []
         self._discarded: list[ir.Node] = []
         self._boundaries: list[Boundary] = []
-        self._parameters: dict[tuple[ir.Value, ...], ir.Value] = {}
-        self._dispensable: list[ir.Value] = []
+        self._parameters = CallParameters(body)
         if self._function is not None:
             # Before the walk below: a body may use nothing but a vendor's operators so far.
             self._function.opset_imports.setdefault("", model.opset_imports.get("", 1))
-            self._dispensable = [formal for formal in self._function.inputs if formal.uses()]
         self.inserted = 0
         """Number of nodes inserted so far, those of bodies included."""
 
@@ -118,86 +110,47 @@ class Rewrite:
 
     # ---- where nodes go -------------------------------------------------------------------------------------------
 
-    def at_start(self) -> None:
-        """Insert what follows before all nodes of :attr:`graph`, behind what this rewrite has put there already."""
-        self._last, self._next = self._prologue_end, None
-        self._in_prologue = True
-
-    def after(self, value: ir.Value) -> None:
-        """Insert what follows right behind the node that makes ``value`` (at the start where none does)."""
-        node = value.producer()
-        if node is None:
-            self.at_start()
-            return
-        self._last, self._next = node, None
-        self._in_prologue = node is self._prologue_end
-
-    def before(self, node: ir.Node) -> None:
-        """Insert what follows in front of ``node``, each behind the one before."""
-        self._last, self._next, self._in_prologue = None, node, False
+    @property
+    def graph(self) -> ir.Graph:
+        """Where nodes are inserted while no body is open."""
+        return self._point.graph
 
     @property
     def place(self) -> ir.Graph:
         """The graph in which nodes are being inserted: what is made in one body cannot be read in another."""
-        return self._body if self._body is not None else self.graph
+        return self._point.place
 
-    @contextlib.contextmanager
-    def prologue(self) -> Iterator[None]:
+    def at_start(self) -> None:
+        """Insert what follows before all nodes of :attr:`graph`, behind what this rewrite has put there already."""
+        self._point.at_start()
+
+    def after(self, value: ir.Value) -> None:
+        """Insert what follows right behind the node that makes ``value`` (at the start where none does)."""
+        self._point.after(value)
+
+    def before(self, node: ir.Node) -> None:
+        """Insert what follows in front of ``node``, each behind the one before."""
+        self._point.before(node)
+
+    def prologue(self) -> contextlib.AbstractContextManager[None]:
         """Insert at the start of :attr:`graph` within the block, then go on where it was before."""
-        with self.aside():
-            self._body = None
-            self.at_start()
-            yield
+        return self._point.prologue()
 
-    @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
+    def aside(self) -> contextlib.AbstractContextManager[None]:
         """Insert wherever the block says, then go on where it was before."""
-        saved = (self._last, self._next, self._in_prologue, self._body)
-        yield
-        self._last, self._next, self._in_prologue, self._body = saved
-        if self._in_prologue:
-            # It was at the start: what follows comes behind what was just inserted, and may read it.
-            self._last = self._prologue_end
+        return self._point.aside()
 
-    @contextlib.contextmanager
-    def inside(self, body: ir.Graph) -> Iterator[None]:
+    def inside(self, body: ir.Graph) -> contextlib.AbstractContextManager[None]:
         """Append to ``body``, a subgraph in the making, within the block."""
-        saved = self._body
-        self._body = body
-        yield
-        self._body = saved
+        return self._point.inside(body)
 
-    @contextlib.contextmanager
-    def outside(self) -> Iterator[None]:
+    def outside(self) -> contextlib.AbstractContextManager[None]:
         """Insert in :attr:`graph`, where it was, within the block: what several bodies are to read."""
-        saved = self._body
-        self._body = None
-        yield
-        self._body = saved
+        return self._point.outside()
 
     def _insert(self, node: ir.Node) -> None:
         self.inserted += 1
-        if self._body is not None:
-            self._body.append(node)
-            return
-        if self._next is not None:
-            graph = self._next.graph
-            assert graph is not None
-            graph.insert_before(self._next, node)
-            return
-        if self._last is not None:
-            graph = self._last.graph
-            assert graph is not None
-            graph.insert_after(self._last, node)
-        else:
-            first = next(iter(self.graph), None)
-            if first is None:
-                self.graph.append(node)
-            else:
-                self.graph.insert_before(first, node)
-        self._last = node
-        if self._in_prologue:
-            self._prologue_end = node
+        self._point.insert(node)
 
     # ---- what is inserted -----------------------------------------------------------------------------------------
 
@@ -468,30 +421,7 @@ class Rewrite:
         Raises:
             ValueError: no function is edited, or not all of its calls are known.
         """
-        body = self.body_of
-        if body is None or body.function is None or not body.closed or len(values) != len(body.calls):
-            raise ValueError("A parameter needs a function, and one value for each of its calls.")
-        key = tuple(values)
-        if key in self._parameters:
-            return self._parameters[key]
-        for position, formal in enumerate(body.function.inputs):
-            given = [call.node.inputs[position] for call in body.calls if position < len(call.node.inputs)]
-            if len(given) == len(values) and all(old is new for old, new in zip(given, values, strict=True)):
-                self._parameters[key] = formal
-                return formal
-        position = len(body.function.inputs)
-        formal = ir.Value(name=self._names.value(f"{self._scope}/{name}"))
-        types = {call.caller.view.dtype(value) for call, value in zip(body.calls, values, strict=True)}
-        dtype = types.pop() if len(types) == 1 else None
-        if dtype is not None:
-            formal.type = ir.TensorType(dtype)
-        body.function.inputs.append(formal)
-        self._dispensable.append(formal)
-        for call, value in zip(body.calls, values, strict=True):
-            call.node.resize_inputs(position + 1)
-            call.node.replace_input_with(position, value)
-        self._parameters[key] = formal
-        return formal
+        return self._parameters.get(values, lambda: self._names.value(f"{self._scope}/{name}"))
 
     def _tag(self, node: ir.Node) -> None:
         node.metadata_props[PASS_KEY] = self._pass_name
@@ -591,31 +521,10 @@ class Rewrite:
         remove_dead([*self._lost_users, *(value for value in read if value not in gone)])
         self._lost_users.clear()
 
-    def _drop_parameters(self) -> None:
-        """Parameters that the edit left without users go, and what only they made the callers compute."""
-        body = self.body_of
-        if body is None or body.function is None or not body.closed:
-            return
-        unused = [formal for formal in self._dispensable if not formal.uses() and not formal.is_graph_output()]
-        for formal in unused:
-            position = next(place for place, item in enumerate(body.function.inputs) if item is formal)
-            del body.function.inputs[position]
-            for call in body.calls:
-                node = call.node
-                kept = list(node.inputs)
-                if position >= len(kept):
-                    continue
-                lost = kept.pop(position)
-                for place, item in enumerate(kept):
-                    node.replace_input_with(place, item)
-                node.resize_inputs(len(kept))
-                if lost is not None:
-                    remove_dead([lost])
-
     def commit(self) -> tuple[Boundary, ...]:
         """Remove what the edit left without users, drop cached analyses, return the recorded boundaries."""
         self.sweep()
-        self._drop_parameters()
+        self._parameters.drop_unread()
         invalidate(self.model)
         return tuple(self._boundaries)
 

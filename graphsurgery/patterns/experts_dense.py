@@ -504,16 +504,17 @@ def _step_number(step: Step, operands: list[float | None]) -> float | None:
     if first is None:
         return None
     if kind == "Clip":
-        result = first
-        for limit, bound in zip(operands[1:], (max, min), strict=False):
-            if limit is None:
-                continue
-            result = bound(result, limit)
-        return result
+        return _clipped(first, operands[1:])
     if kind in _KEEPS_ZERO:
         return 0.0 if first == 0 else None
     function = _UNARY.get(kind)
     return None if function is None else float(function(first))
+
+
+def _clipped(number: float, limits: list[float | None]) -> float:
+    for limit, bound in zip(limits, (max, min), strict=False):
+        number = number if limit is None else bound(number, limit)
+    return number
 
 
 def _binary(kind: str, numbers: list[float]) -> float:

@@ -25,6 +25,9 @@ class Names:
     def __init__(self, model: ir.Model) -> None:
         self._values: set[str] = set(reserved_names(model))
         self._nodes: set[str] = set()
+        # Thousands of nodes have one hint, and names are never given back: each search goes on where the last one ended.
+        self._value_numbers: dict[str, int] = {}
+        self._node_numbers: dict[str, int] = {}
         for graph in all_graphs(model):
             self._values.update(value.name for value in graph.inputs if value.name)
             self._values.update(graph.initializers)
@@ -47,22 +50,33 @@ class Names:
 
     def value(self, hint: str) -> str:
         """A value name that is not in use: ``hint``, or ``hint_1`` and so on."""
-        return claim(self._values, hint)
+        return claim(self._values, hint, numbers=self._value_numbers)
 
     def node(self, hint: str) -> str:
         """A node name that is not in use: ``hint``, or ``hint_1`` and so on."""
-        return claim(self._nodes, hint)
+        return claim(self._nodes, hint, numbers=self._node_numbers)
 
     def has_value(self, name: str) -> bool:
         """Whether a value is called ``name``."""
         return name in self._values
 
 
-def claim(taken: set[str], hint: str, *, number: int = 0) -> str:
-    """Add a name to ``taken``: ``hint``, or with a number behind it that is larger than ``number``."""
+def claim(taken: set[str], hint: str, *, number: int = 0, numbers: dict[str, int] | None = None) -> str:
+    """Add a name to ``taken``: ``hint``, or with a number behind it that is larger than ``number``.
+
+    Args:
+        taken: names that are in use.
+        hint: what is asked for.
+        number: no number up to this one is put behind it.
+        numbers: the last number behind each hint, kept by who never gives names back.
+    """
     name = hint
+    if name in taken:
+        number = max(number, numbers.get(hint, 0)) if numbers is not None else number
     while name in taken:
         number += 1
         name = f"{hint}_{number}"
+    if numbers is not None and name is not hint:
+        numbers[hint] = number
     taken.add(name)
     return name

@@ -6,7 +6,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from graphsurgery.model_io import load
-from graphsurgery.names import Names
+from graphsurgery.names import Names, claim
 from tests.small_models import CHAIN, NESTED, node_of, parse, value_of
 
 FUNCTIONS = """
@@ -52,6 +52,22 @@ def test_nodes_and_values_do_not_hinder_each_other():
     assert names.node("relu") == "relu_1"
     assert names.value("relu") == "relu"
     assert names.node("a") == "a"
+
+
+def test_many_names_of_one_hint_take_one_look_each():
+    class Counted(set[str]):
+        looks = 0
+
+        def __contains__(self, item: object) -> bool:
+            Counted.looks += 1
+            return super().__contains__(item)
+
+    taken = Counted({"rows", "rows_3"})
+    numbers: dict[str, int] = {}
+    assert [claim(taken, "rows", numbers=numbers) for _ in range(4)] == ["rows_1", "rows_2", "rows_4", "rows_5"]
+    for _ in range(1000):
+        claim(taken, "rows", numbers=numbers)
+    assert Counted.looks < 4000
 
 
 def test_names_that_only_type_information_uses_are_taken(tmp_path):

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["TABLE", "agreed", "broadcast_shapes", "same", "zipped"]
 
 _ROUNDING = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+_MAX_UNKNOWN = 16
+"""Elements of a value that is computed of numbers that are not known: no shape has more axes."""
 
 
 def broadcast_shapes(shapes: Iterable[Shape | None]) -> Shape | None:
@@ -131,6 +133,8 @@ def _fold(call: Call, function: Callable[[Dim, Dim], Dim | None]) -> ShapeValue 
 
 def zipped(function: Callable[[Dim, Dim], Dim | None], a: ShapeValue, b: ShapeValue) -> ShapeValue | None:
     """``function`` on the pairs of elements of two values, with broadcasting; None where it gives None for one."""
+    if _says_nothing(a, b):
+        return None
     if a.shape == b.shape:
         items = tuple(function(x, y) for x, y in zip(a.items, b.items, strict=True))
         shape = a.shape
@@ -145,6 +149,13 @@ def zipped(function: Callable[[Dim, Dim], Dim | None], a: ShapeValue, b: ShapeVa
         shape = left.shape
     complete = tuple(item for item in items if item is not None)
     return ShapeValue(complete, shape) if len(complete) == len(items) else None
+
+
+def _says_nothing(*values: ShapeValue) -> bool:
+    """Whether what is computed of ``values`` is a long row of numbers that are not known: of rows, and never of sizes."""
+    return max(len(value.items) for value in values) > _MAX_UNKNOWN and any(
+        not isinstance(item, int) for value in values for item in value.items
+    )
 
 
 def _divide(call: Call) -> Fact:
@@ -193,6 +204,8 @@ def _selected(call: Call) -> ShapeValue | None:
     if condition is None or chosen is None or other is None:
         return None
     # Where is min/max of nothing we can name, so the three operands are aligned first and then taken one by one.
+    if _says_nothing(condition, chosen, other):
+        return None
     try:
         arrays = np.broadcast_arrays(condition.array(), chosen.array(), other.array())
     except ValueError:

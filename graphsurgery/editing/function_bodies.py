@@ -28,7 +28,7 @@ _NUMBER = re.compile(r"(?<=layers[./]|blocks[./])\d+(?![0-9])")
 
 def build_function(body: Body, domain: str, name: str, names: Names) -> ir.Function:
     """The function of ``body``, named after its first instance; it imports nothing yet."""
-    local: set[str] = set()
+    local: dict[str, int] = {}
     pattern = body.instances[0]
     formals = [_formal(column, local) for column in body.parameters]
     constants = [_constant(column, local, names.node(f"{name}/constant")) for column in body.constants]
@@ -63,16 +63,20 @@ def build_function(body: Body, domain: str, name: str, names: Names) -> ir.Funct
     return ir.Function(domain, name, "", graph=graph, attributes={})
 
 
-def _claim(hint: str, local: set[str]) -> str:
-    name, number = hint or "value", 0
+def _claim(hint: str, local: dict[str, int]) -> str:
+    """A name that is not in ``local``: the names of a body, each with the last number that was put behind it."""
+    name = first = hint or "value"
+    number = local.get(first, 0)
     while name in local:
         number += 1
         name = f"{hint}_{number}"
-    local.add(name)
+    if name is not first:
+        local[first] = number
+    local[name] = 0
     return name
 
 
-def _formal(column: Sequence[ir.Value], local: set[str]) -> ir.Value:
+def _formal(column: Sequence[ir.Value], local: dict[str, int]) -> ir.Value:
     first = column[0]
     origin = first.metadata_props.get("pkg.onnxscript.optimizer.folded_from", "")
     found = re.search(r"'([^']+)'", origin)
@@ -81,7 +85,7 @@ def _formal(column: Sequence[ir.Value], local: set[str]) -> ir.Value:
     return value
 
 
-def _describe(value: ir.Value, twins: Sequence[ir.Value], local: set[str]) -> None:
+def _describe(value: ir.Value, twins: Sequence[ir.Value], local: dict[str, int]) -> None:
     """Type and shape of ``value`` as far as all that it stands for have them in common."""
     if not value.name:
         named = next((twin.name for twin in twins if twin.name), "")
@@ -95,7 +99,7 @@ def _describe(value: ir.Value, twins: Sequence[ir.Value], local: set[str]) -> No
         value.shape = twins[0].shape.copy()
 
 
-def _constant(column: ConstantColumn, local: set[str], node_name: str) -> ir.Node:
+def _constant(column: ConstantColumn, local: dict[str, int], node_name: str) -> ir.Node:
     first = column.values[0]
     producer = first.producer()
     if producer is not None:

@@ -319,3 +319,23 @@ def test_time_is_linear_in_nodes():
     print(f"5k nodes: {few:.3f} s, 50k nodes: {many:.3f} s")
     assert few < 0.5
     assert many < 20 * few
+
+
+@pytest.mark.parametrize(("count", "known"), [(8, True), (32, False)])
+def test_long_rows_of_numbers_that_are_not_known_are_not_computed_with(count: int, known: bool) -> None:
+    """No shape has so many axes: they number rows, and walking over them takes longer than all shapes."""
+    steps = ", ".join(map(str, range(count)))
+    text = f"""g (float[N] x) => (int64[{count}] y, int64[{count}] z)
+    <int64[{count}] steps = {{{steps}}}, int64[1] two = {{2}}> {{
+        size = Shape (x)
+        y = Add (steps, size)
+        z = Add (steps, two)
+    }}"""
+    model = _model(text)
+    shapes = Shapes(model)
+    y, z = model.graph.outputs
+    assert (shapes.shape_value(y) is not None) == known
+    assert shapes.shape(y) == (count,)
+    found = shapes.shape_value(z)
+    assert found is not None
+    assert found.items == tuple(range(2, count + 2))

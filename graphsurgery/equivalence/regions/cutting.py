@@ -100,6 +100,44 @@ class Surgeon:
             pieces = [self._walk(place, root, dropped) for place, root in enumerate(roots)]
         return Region(obligation, pieces[0], pieces[1])
 
+    def closed(self, region: Region, activations: tuple[frozenset[ir.Value], frozenset[ir.Value]]) -> Region | None:
+        """``region`` without the cuts that depend on what its pieces compute or are fed; None where there are none.
+
+        A cut is fed random numbers, as if nothing else told what it holds. A piece that computes the same anew from
+        further up then differs from one that reads the cut, and both may be right: such a region proves no difference.
+        """
+        kept = {number for _, number in region.reference.cuts}
+        pieces = [region.reference, region.rewritten]
+        while kept:
+            known = (self._entangled(piece, active) for piece, active in zip(pieces, activations, strict=True))
+            entangled = set().union(*known)
+            if not entangled:
+                break
+            kept -= entangled
+            dropped = self._cuttable - kept
+            pieces = [self._walk(place, piece.root, dropped) for place, piece in enumerate(pieces)]
+        if len(kept) == len(region.reference.cuts):
+            return None
+        return Region(region.obligation, pieces[0], pieces[1])
+
+    @staticmethod
+    def _entangled(piece: Piece, activations: frozenset[ir.Value]) -> set[int]:
+        """Numbers of the cuts below something that the piece computes or is fed."""
+        leaves = {value for value, _ in piece.cuts}
+        nodes = set(piece.nodes)
+        found: set[int] = set()
+        for cut, number in piece.cuts:
+            pending, seen = [cut], {cut}
+            while pending and number not in found:
+                value = pending.pop()
+                node = value.producer()
+                if (value in leaves and value is not cut) or node in nodes:
+                    found.add(number)
+                above = reads(node) if node is not None else ()
+                pending += [item for item in above if item in activations and item not in seen]
+                seen.update(above)
+        return found
+
     def _walk(self, place: int, root: ir.Value, dropped: set[int]) -> Piece:
         side, table = self._sides[place], self._tables[place]
         nodes: set[ir.Node] = set()

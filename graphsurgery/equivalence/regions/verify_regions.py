@@ -10,7 +10,7 @@ from graphsurgery.equivalence.protos import read_proto
 from graphsurgery.equivalence.regions.checking import Checker, Found, fed_shapes
 from graphsurgery.equivalence.regions.cutting import Surgeon
 from graphsurgery.equivalence.regions.likeness import likeness
-from graphsurgery.equivalence.regions.numbering import match
+from graphsurgery.equivalence.regions.numbering import Matching, match
 from graphsurgery.equivalence.regions.sides import Side, reads
 from graphsurgery.equivalence.regions.sources import Sources, misplaced, miswritten
 from graphsurgery.equivalence.running import Settings, available_memory, has_racing_scatter
@@ -140,6 +140,7 @@ class _Check:
     def _rounds(self) -> tuple[dict[Hashable, list[Region]], list[Found]]:
         """Match, cut and run; where values turn out not to be counterparts, once more without taking them for such."""
         banned: set[tuple[str, str]] = set()
+        closed: set[Hashable] = set()
         activations = self.sides[0].activations(self.meeting.signature)
         for number in range(_ROUNDS):
             # A chain of sizes would be told link by link: after a few, no integers are taken for counterparts.
@@ -156,6 +157,9 @@ class _Check:
                 if key not in self.known:
                     self.known[key] = self.checker.check(alike[0], matching, alike)
                 each = self.known[key]
+                if each.report.status == "different" and key not in closed:
+                    closed.add(key)
+                    each = self.known[key] = self._closed(each, alike, surgeon, matching, activations)
                 each = dataclasses.replace(each, report=dataclasses.replace(each.report, alike=len(alike)))
                 found.append(each)
                 outputs = {value for side in self.sides for value in side.model.graph.outputs}
@@ -171,6 +175,20 @@ class _Check:
             if not again:
                 break
         return regions, found
+
+    def _closed(
+        self,
+        found: Found,
+        alike: list[Region],
+        surgeon: Surgeon,
+        matching: Matching,
+        activations: frozenset[ir.Value],
+    ) -> Found:
+        """What comes of a region that differs once nothing in it is fed that the rest of it tells."""
+        if found.other_shape or alike[0].obligation.supposed:
+            return found
+        region = surgeon.closed(alike[0], (activations, self.sides[1].activations(self.meeting.signature)))
+        return found if region is None else self.checker.check(region, matching, alike)
 
     @staticmethod
     def _mistaken(found: Found, region: Region, activations: frozenset[ir.Value], number: int) -> bool:

@@ -19,6 +19,7 @@ from graphsurgery.equivalence.verify import chosen_depth, verify_models
 from graphsurgery.errors import UsageError
 from graphsurgery.model_io import load, save
 from graphsurgery.pipeline import PROVENANCE_KEY, Pipeline
+from graphsurgery.rewrite import PASS_KEY
 from graphsurgery.workflow import ApplyRequest, apply_passes
 
 if TYPE_CHECKING:
@@ -68,6 +69,45 @@ def test_what_experts_count_of_fewer_rows_is_no_counterpart(fixtures_dir, tmp_pa
     report = verify_models(source, result, depth="regions")
     assert report.status == "equal", report.reasons
     assert report.regions[-1].sites == ("lm_head:logits",)
+
+
+def test_what_is_computed_anew_from_further_up_is_not_fed_beside_it(tmp_path):
+    """One piece reads a value, the other computes it again too: fed at random, the two would seem to differ."""
+    rng = np.random.default_rng(0)
+    first, second = (rng.standard_normal((16, 16)).astype(np.float32) / 4 for _ in range(2))
+
+    def path_of(name: str, anew: list[onnx.NodeProto], read: str) -> Path:
+        nodes = [
+            helper.make_node("MatMul", ["x", "first"], ["hidden"], "hidden"),
+            helper.make_node("Tanh", ["hidden"], ["bent"], "bent"),
+            *anew,
+            helper.make_node("MatMul", [read, "second"], ["turned"], f"{read}_turned"),
+            helper.make_node("Add", ["turned", "bent"], ["y"], f"{read}_sum"),
+        ]
+        for node in nodes[-2:] if anew else ():
+            node.metadata_props.add(key=PASS_KEY, value="some-pass")
+        path: Path = tmp_path / name
+        values = [helper.make_tensor_value_info(item, TensorProto.FLOAT, ["B", "S", 16]) for item in "xy"]
+        stored = [onnx.numpy_helper.from_array(first, "first"), onnx.numpy_helper.from_array(second, "second")]
+        graph = helper.make_graph(nodes, "g", values[:1], values[1:], stored)
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+        return path
+
+    def again(node: str) -> list[onnx.NodeProto]:
+        return [
+            helper.make_node("Unsqueeze", ["hidden", "bend_axis"], ["apart"], "apart"),
+            helper.make_node(node, ["apart"], ["apart_bent"], "apart_bent"),
+            helper.make_node("Squeeze", ["apart_bent", "bend_axis"], ["again"], "again"),
+        ]
+
+    axis = helper.make_node("Constant", [], ["bend_axis"], "bend_axis", value_ints=[2])
+    source = path_of("a.onnx", [], "bent")
+    right = path_of("b.onnx", [axis, *again("Tanh")], "again")
+    report = verify_models(source, right, depth="regions")
+    assert report.status == "equal", report.reasons
+    assert [(region.cuts, region.nodes) for region in report.regions] == [(0, (4, 8))]
+    wrong = path_of("c.onnx", [axis, *again("Softsign")], "again")
+    assert verify_models(source, wrong, depth="regions").status == "different"
 
 
 def test_real_weights_are_read(fixtures_dir, tmp_path):

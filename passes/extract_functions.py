@@ -17,6 +17,7 @@ from graphsurgery.patterns.inner_repeats import find_inner_repeats
 from graphsurgery.patterns.layers import LayerKind, find_layers
 from graphsurgery.patterns.matcher import is_sorted
 from graphsurgery.patterns.site import Refusal, Site, selects
+from graphsurgery.patterns.written import is_written
 from graphsurgery.rewrite import Rewrite
 from graphsurgery.site_report import SiteReport
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["ExtractFunctions"]
 
 _IR_WITH_FUNCTIONS = 8
+_MUCH_SMALLER = 4
+"""So many times smaller than a layer that is a function already: what repeats in those that are like no other."""
 _DOMAIN = re.compile(r"[A-Za-z_][\w.-]*")
 
 
@@ -89,8 +92,13 @@ class ExtractFunctions(Pass):
             model.graph.sort()
         taken = {function.name for function in model.functions.values() if function.domain == self.domain}
         found: list[Site] = []
+        extracted = _largest_extracted(model)
         for site in find_layers(model, shapes_of(model), self.min_repeats):
-            if isinstance(site, LayerKind):
+            size = len(site.body.instances[0]) if isinstance(site, LayerKind) else 0
+            if isinstance(site, LayerKind) and size * _MUCH_SMALLER < extracted:
+                reason = f"{size} nodes that repeat are parts of layers: the largest that is a function has {extracted}"
+                found.append(Refusal(id=site.id, kinds=site.kinds, layer=site.layer, reason=reason))
+            elif isinstance(site, LayerKind):
                 found += self._selected(dataclasses.replace(site, name=claim(taken, site.name, number=1)))
             else:
                 found.append(site)
@@ -241,3 +249,10 @@ def _ranges(numbers: Sequence[int]) -> str:
         else:
             parts.append([number])
     return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+
+
+def _largest_extracted(model: ir.Model) -> int:
+    """The number of nodes of the largest function that an earlier run has made of a layer; 0 where there is none."""
+    called = [node for node in model.graph if is_written(node, ExtractFunctions.name)]
+    made = [model.functions.get(node.op_identifier()) for node in called]
+    return max((len(function) for function in made if function is not None), default=0)

@@ -8,9 +8,12 @@ import pytest
 
 from graphsurgery import recipes
 from graphsurgery.errors import UsageError
+from graphsurgery.model_io import load
 from graphsurgery.pipeline import Pipeline
 from graphsurgery.recipes import Recipe, read_recipe, recipe_names
 from graphsurgery.registry import make_pass
+
+EXPORTS = sorted(path.parent.name for path in (Path(__file__).parents[1] / "fixtures").glob("*/model.onnx"))
 
 
 def test_the_recipes_of_the_package():
@@ -102,3 +105,18 @@ def test_a_recipe_that_is_not_there_or_not_text(tmp_path):
 def test_recipes_are_files_of_the_package():
     folder = Path(recipes.__file__).parent
     assert sorted(path.stem for path in folder.glob("*.toml")) == recipe_names()
+
+
+@pytest.mark.parametrize("recipe", recipe_names())
+@pytest.mark.parametrize(
+    "name", ["gemma4_moe_grouped", *(pytest.param(name, marks=pytest.mark.full) for name in EXPORTS)]
+)
+def test_a_recipe_that_is_applied_twice_changes_nothing_more(name, recipe, fixtures_dir):
+    model = load(fixtures_dir / name / "model.onnx")
+    passes = Pipeline.from_recipe(recipe)
+    try:
+        passes(model)
+    except UsageError:
+        pytest.skip("the recipe does not fit the model")
+    again = passes(model)
+    assert [item.name for item in again.passes if item.changed] == []

@@ -231,6 +231,12 @@ class BlockSource:
         rewrite = self.rewrite
         if self.rank == 2:
             return rows
+        known = self.shapes.shape(self.site.tokens) or ()
+        numbers = [size for size in known if isinstance(size, int) and size > 0]
+        if numbers and len(numbers) == len(known):
+            # Nothing of the exporter's rows is kept for the sake of their shape.
+            sizes = rewrite.constant(numbers, "output_shape")
+            return rewrite.emit("Reshape", [rows, sizes], name="output", dtype=rows.dtype)
         sizes = self.emit("Shape", [self.site.tokens], name="output_shape", shape=[self.rank])
         if rewrite.opset >= _ALLOW_ZERO_OPSET:
             return rewrite.emit("Reshape", [rows, sizes], {"allowzero": 1}, name="output", dtype=rows.dtype)

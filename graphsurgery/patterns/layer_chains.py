@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
     from graphsurgery.patterns.layer_flow import Flow
 
-__all__ = ["Chain", "Segment", "find_chain", "forward_cone", "mixing_nodes"]
+__all__ = ["PRODUCTS", "Chain", "Segment", "find_chain", "forward_cone", "mixing_nodes"]
 
 _ENOUGH = 0.75  # of a cone in repeated layers: no shorter leaps are tried
 _SHORTEST_LEAP = 8
-_PRODUCTS = frozenset(
+PRODUCTS = frozenset(
     {
         *(
             "MatMul",
@@ -235,7 +235,7 @@ def _letter(
         numbers[node] = flow.intern((flow.signature(node), tuple(reads)))
     operators = collections.Counter(f"{node.domain}::{node.op_type}" for node in region)
     mixes = any(node in mixers for node in region)
-    multiplies = any(node.op_type in _PRODUCTS for node in region)
+    multiplies = any(node.op_type in PRODUCTS for node in region)
     return Letter(numbers[region[-1]], mixes, multiplies, len(region), operators)
 
 

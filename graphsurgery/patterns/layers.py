@@ -16,7 +16,7 @@ import onnx_ir as ir
 from graphsurgery.patterns.interface import FLOATS, fed_inputs
 from graphsurgery.patterns.kv_cache import find_caches
 from graphsurgery.patterns.layer_bodies import Body, describe_body
-from graphsurgery.patterns.layer_chains import Chain, Segment, find_chain, mixing_nodes
+from graphsurgery.patterns.layer_chains import PRODUCTS, Chain, Segment, find_chain, mixing_nodes
 from graphsurgery.patterns.layer_flow import Flow
 from graphsurgery.patterns.layer_matching import Layer, Levels, match_layers
 from graphsurgery.patterns.layer_names import class_of, layer_number, role_of
@@ -228,6 +228,8 @@ def _kinds(
                 found.append(_done(nodes[0], layers, kinds))
                 continue
             if len(layers) < min_repeats or len(nodes) < _FEWEST_NODES:
+                if not any(_multiplies(node, functions) for layer in stack.layers for node in layer.nodes):
+                    continue  # steps of positions or of a layout: no layer, so nothing is refused
                 found.append(_refusal(stack.layers, layers, kinds, reasons, min_repeats))
                 continue
             name = class_of(nodes) or {"vision": "VisionLayer", "encoder": "EncoderLayer"}.get(role, "DecoderLayer")
@@ -235,6 +237,10 @@ def _kinds(
             name = f"{name}_{names[name]}" if names[name] > 1 else name
             found.append(_kind(flow, chain.source, stack.layers, layers, kinds, name))
     return sorted(found, key=lambda site: site.layer or 0)
+
+
+def _multiplies(node: ir.Node, functions: Collection[tuple[str, str, str]]) -> bool:
+    return node.op_type in PRODUCTS or node.op_identifier() in functions
 
 
 def _touches(node: ir.Node, states: Collection[ir.Value]) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
@@ -47,3 +49,26 @@ def test_what_is_like_no_other_is_refused_with_the_reason() -> None:
 def test_experts_are_not_taken_for_layers() -> None:
     model = ir.from_proto(build(Layers(layers=(("softmax", "experts"),))))
     assert not [site for site in find_layers(model, shapes_of(model)) if isinstance(site, LayerKind)]
+
+
+def test_steps_that_multiply_nothing_are_no_layers() -> None:
+    proto = build(Layers(layers=(("softmax", "dense"), ("softmax", "dense"))))
+    graph = proto.graph
+    graph.input.append(onnx.helper.make_tensor_value_info("states", onnx.TensorProto.FLOAT, ["B", "E", 8]))
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array([2], np.int64), "third"))
+    graph.node.append(onnx.helper.make_node("Transpose", ["states"], ["turned"], perm=[0, 2, 1]))
+    value = "turned"
+    for number in range(8):
+        graph.node.append(onnx.helper.make_node("Unsqueeze", [value, "third"], [f"apart_{number}"]))
+        value = f"apart_{number}"
+    # Its mean is added to the embeddings: the decoder's own cone begins behind it.
+    graph.node.append(onnx.helper.make_node("ReduceMean", [value], ["mean"], keepdims=0))
+    embedded = next(node.output[0] for node in graph.node if node.op_type == "Gather")
+    for node in graph.node:
+        node.input[:] = ["shifted" if name == embedded else name for name in node.input]
+    graph.node.append(onnx.helper.make_node("Add", [embedded, "mean"], ["shifted"]))
+    model = ir.from_proto(proto)
+    model.graph.sort()
+    (kind,) = find_layers(model, shapes_of(model))
+    assert isinstance(kind, LayerKind)
+    assert kind.numbers == (0, 1)

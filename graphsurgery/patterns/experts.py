@@ -218,7 +218,7 @@ class _Finder:
             return None
         copies = start.copies
         reader = self._reader(node, start)
-        found = reader.found
+        found, spreads = reader.found, SpreadReader(self._shapes, self._numbers, reader)
         try:
             term = reader.added_up(start)
             if start.weights is not None and isinstance(term, Step):
@@ -231,14 +231,14 @@ class _Finder:
             if found.labelled is None or len(found.weights) != 1:
                 return None
             value, labels = next(iter(found.weights.items()))
-            spread = SpreadReader(self._shapes, self._numbers, reader).read(value, labels)
+            spread = spreads.read(value, labels)
         except UnreadableError as error:
             bound = compared(next(iter(found.weights)), self._shapes) if len(found.weights) == 1 else None
-            told = found.roots or (bound is not None and found.labelled is not None)
+            told = found.roots or spreads.met or (bound is not None and found.labelled is not None)
             return self._refusal(node, bound or str(error)) if told and found.matrices else None
         finally:
             if found.matrices:
-                self._seen.update(found.roots)
+                self._seen.update(found.roots, spreads.met)
         self._seen.add(spread.root)
         try:
             return self._dense(node, term, found, spread, copies)

@@ -57,9 +57,14 @@ class Spread:
 
 
 class SpreadReader:
-    """Reads route weights that are spread over all experts."""
+    """Reads route weights that are spread over all experts.
+
+    Attributes:
+        met: the choices by which weights are spread, those that cannot be followed among them.
+    """
 
     def __init__(self, shapes: ShapeView, numbers: IndexReader, rows: RowReader) -> None:
+        self.met: set[ir.Value] = set()
         self._shapes = shapes
         self._numbers = numbers
         self._rows = rows
@@ -124,6 +129,8 @@ class SpreadReader:
         axis = node.attributes.get("axis")
         place = 0 if axis is None else axis.as_int()
         numbers = self._numbers.chosen(index)
+        if numbers is not None:
+            self.met.add(numbers.root)
         plain = ("t", "c") if len(axes) == 2 else ("b", "s", "c")
         if numbers is None or axes != plain or place % len(axes) != len(axes) - 1 or numbers.axes != plain:
             raise UnreadableError(f"{label(node)} puts weights where that cannot be followed")

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphsurgery.analysis.constants import const_int, const_ints, constant_of
+from graphsurgery.patterns.expert_sites import RowInput
 from graphsurgery.patterns.experts_terms import Part, Stack, Step, Term, UnreadableError, attribute_key, label
 
 if TYPE_CHECKING:
@@ -309,4 +310,6 @@ def _describe(term: Term) -> str:
         return f"a part of {_describe(term.whole)}"
     if isinstance(term, Stack):
         return repr(term.values[0].name)
+    if isinstance(term, RowInput):
+        return "the token as it is" if term is RowInput.TOKEN else "the route weight"
     return repr(term.name) if isinstance(term, ir.Value) else str(term)

@@ -162,6 +162,22 @@ def test_nor_may_copies_whose_products_add_a_bias(bias: bool) -> None:
         assert site.form == "loop"
 
 
+def test_an_expert_that_passes_its_token_on() -> None:
+    """Experts without parameters beside others."""
+    proto = build(Spec(form="selected", experts=3, variant=1))
+    inner, down = makers(proto, "MatMul")[-2:]
+    rewire(proto, down.output[0], inner.input[0])
+    assert "the experts do not all do the same: the token as it is in one and MatMul" in refusal_of(proto)
+
+
+def test_a_choice_that_may_be_made_twice() -> None:
+    """The second best is looked for where the best still is: weights that are scattered would lose one of the two."""
+    proto = build(Spec(form="dense", router="one_by_one", top_k=2))
+    first, second = makers(proto, "ArgMax")
+    second.input[0] = first.input[0]
+    assert "may choose an expert twice for a token" in refusal_of(proto)
+
+
 def test_an_axis_of_one_that_is_read() -> None:
     """The product with the weights leaves it, and the sum is not taken out of it at once."""
     proto = build(Spec(form="einsum", variant=3))

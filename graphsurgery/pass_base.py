@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import onnx_ir as ir
 from pydantic import TypeAdapter, ValidationError
 
-from graphsurgery.analysis.given_attributes import as_given
+from graphsurgery.analysis.given_attributes import as_given, differing
 from graphsurgery.analysis.shapes import forget
 from graphsurgery.errors import UsageError
 from graphsurgery.names import Names
@@ -70,6 +70,8 @@ class Pass(ir.passes.InPlacePass, abc.ABC):
     summary: ClassVar[str]
     aliases: ClassVar[Mapping[str, str]] = {}
     """Other names of options, from the old or foreign name to the field."""
+    reads_bodies: ClassVar[bool] = False
+    """Whether the pass looks for sites in function bodies, so that its report tells of those that cannot be read."""
     after: ClassVar[frozenset[str]] = frozenset()
     """Passes that must run before this one when both are in a pipeline."""
 
@@ -126,6 +128,8 @@ class Pass(ir.passes.InPlacePass, abc.ABC):
 
     def _find_and_rewrite(self, model: ir.Model, report: PassReport) -> tuple[Sequence[Site], frozenset[str]]:
         found = self.find(model)
+        unread = differing(model) if self.reads_bodies and model.functions else None
+        report.warnings += [] if unread is None else [unread]
         chosen, others = select(found, self.sites, self.exclude)
         refusals = [site for site in chosen if isinstance(site, Refusal)]
         done = [site for site in chosen if isinstance(site, Done)]

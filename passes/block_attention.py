@@ -77,6 +77,7 @@ class BlockAttention(Pass):
 
     name: ClassVar[str] = BLOCKS_PASS
     summary: ClassVar[str] = "split attention into query, key and head blocks; keys and values are never expanded"
+    reads_bodies: ClassVar[bool] = True
     aliases: ClassVar[Mapping[str, str]] = {"num_q_blocks": "q_blocks", "num_kv_blocks": "kv_blocks"}
     after: ClassVar[frozenset[str]] = frozenset({"prune-last-token", "bind-dims", "bound-context"})
 

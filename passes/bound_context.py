@@ -63,6 +63,7 @@ class BoundContext(Pass):
 
     name: ClassVar[str] = "bound-context"
     summary: ClassVar[str] = "read only the first C slots of fixed-size caches, C fed or from the positions"
+    reads_bodies: ClassVar[bool] = True
     aliases: ClassVar[Mapping[str, str]] = {"comp_ctx_lengths": "input_name", "round_up": "multiple"}
 
     source: Literal["input", "positions"] = "input"

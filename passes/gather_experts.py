@@ -60,6 +60,7 @@ class GatherExperts(Pass):
 
     name: ClassVar[str] = EXPERTS_PASS
     summary: ClassVar[str] = "run only the experts that the router chose, in the form that suits the target"
+    reads_bodies: ClassVar[bool] = True
     aliases: ClassVar[Mapping[str, str]] = {"expert_parallel_chunk_size": "chunk_size"}
     after: ClassVar[frozenset[str]] = frozenset({"prune-last-token", "bind-dims"})
 

@@ -12,7 +12,7 @@ from graphsurgery.analysis._order import subgraphs_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["as_given", "first_reference"]
+__all__ = ["as_given", "differing", "first_reference"]
 
 _Identifier = tuple[str, str, str]
 
@@ -42,9 +42,28 @@ def first_reference(graph: ir.Graph) -> tuple[ir.Node, ir.Attr] | None:
     return None
 
 
+def differing(model: ir.Model) -> str | None:
+    """The functions of which calls want different things, in a sentence; None where there is none. Within as_given only."""
+    called = {node.op_identifier() for graph in _graphs(model) for node in _nodes(graph)}
+    found = [
+        (function, *reference)
+        for identifier, function in model.functions.items()
+        if identifier in called and (reference := first_reference(function.graph)) is not None
+    ]
+    if not found:
+        return None
+    function, node, attribute = found[0]
+    more = f" (and {len(found) - 1} more functions)" if len(found) > 1 else ""
+    name = node.name or node.outputs[0].name
+    return (
+        f"What {node.op_type} {name!r} of function {function.name!r} does is not known, nor what follows from it{more}: "
+        f"its calls give attribute {attribute.name!r} different values."
+    )
+
+
 def _resolve(model: ir.Model) -> list[tuple[ir.Node, ir.Graph | None, ir.Attr, ir.Attr]]:
     calls: dict[_Identifier, list[ir.Node]] = {}
-    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+    for graph in _graphs(model):
         for node in _nodes(graph):
             if node.op_identifier() in model.functions:
                 calls.setdefault(node.op_identifier(), []).append(node)
@@ -93,6 +112,10 @@ def _same(left: object, right: object) -> bool:
         alike = left.dtype == right.dtype and list(left.shape) == list(right.shape)
         return alike and not isinstance(left, ir.ExternalTensor) and left.tobytes() == right.tobytes()
     return type(left) is type(right) and not isinstance(left, ir.Graph) and left == right
+
+
+def _graphs(model: ir.Model) -> list[ir.Graph]:
+    return [model.graph, *(function.graph for function in model.functions.values())]
 
 
 def _nodes(graph: ir.Graph) -> Iterator[ir.Node]:

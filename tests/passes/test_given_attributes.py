@@ -107,10 +107,15 @@ def test_attention(differing: str) -> None:
     proto = attention_in_functions(build_attention(PLAIN), OUTSIDE)
     by_reference(proto, differing=differing)
     model = ir.from_proto(proto)
-    (site,) = Pipeline(["block-attention{q_block_size=4}"])(model).passes[0].sites
+    report = Pipeline(["block-attention{q_block_size=4}"])(model).passes[0]
+    (site,) = report.sites
     if differing:
+        (warning,) = report.warnings
+        assert warning.startswith("What Softmax '")
+        assert warning.endswith("nor what follows from it: its calls give attribute 'axis' different values.")
         assert site.status == "refused"
         assert site.reason.endswith("is chosen by each call of its function")
         return
     assert site.status == "rewritten", site.reason
+    assert report.warnings == []
     check(proto, model, attention_feeds(PLAIN, 2, 6, 3, seed=5))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import onnx
+import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from onnx import TensorProto, helper
@@ -21,6 +22,7 @@ from graphsurgery.inspection import inspect_model
 from graphsurgery.model_io import load
 from graphsurgery.workflow import ApplyRequest, apply_passes
 from tests.model_io_helpers import add_model
+from tests.oracle import REFUSALS
 from tests.strategies.hostile_files import CANARY, HOSTILE_LOCATIONS, damaged
 
 if TYPE_CHECKING:
@@ -303,3 +305,32 @@ def test_bodies_within_bodies_are_walked_once_each(tmp_path: Path) -> None:
     with in_time():
         model = load(_write(tmp_path, proto))
         assert is_sorted(model.graph)
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        (helper.make_node("MatMul", ["x"], ["y"]), "node 'y' (MatMul) lacks input 1, which its operator requires"),
+        (helper.make_node("MatMul", ["x", ""], ["y"]), "node 'y' (MatMul) lacks input 1, which its operator requires"),
+        (helper.make_node("Relu", ["x", "x"], ["y"]), "node 'y' (Relu) has 2 inputs and 1 outputs, more than"),
+        (helper.make_node("Relu", ["x"], ["y", "z"]), "node 'y' (Relu) has 1 inputs and 2 outputs, more than"),
+    ],
+)
+def test_nodes_without_what_their_operator_requires_are_refused(
+    tmp_path: Path, node: onnx.NodeProto, message: str
+) -> None:
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 4]) for name in ("x", "y")]
+    graph = helper.make_graph([node], "g", ends[:1], ends[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    assert message in _refused(tmp_path, model)
+    with pytest.raises(REFUSALS):
+        ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def test_inputs_that_may_be_left_out_are_no_damage(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Clip", ["x", "", "high"], ["y"]), helper.make_node("Clip", ["x"], ["z"])]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 4]) for name in ("x", "y", "z")]
+    high = helper.make_tensor("high", TensorProto.FLOAT, [], [1.0])
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [high])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    assert len(load(_write(tmp_path, model)).graph) == 2

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from graphsurgery.analysis import dims
 from graphsurgery.analysis._dim_ops import backward_bounds
 from graphsurgery.analysis._facts import MAX_VALUE_ITEMS, Fact, ShapeValue, normal_axis, rule_table
-from graphsurgery.analysis._rules_elementwise import same
+from graphsurgery.analysis._rules_elementwise import agreed, same
 from graphsurgery.analysis._rules_shape import sizes_of
 
 if TYPE_CHECKING:
@@ -53,7 +53,9 @@ def _gather_nd(call: Call) -> Fact:
     depth, batch = indices[-1], call.number("batch_dims", 0)
     if not isinstance(depth, int):
         return Fact(None, call.dtype(0))
-    return Fact(indices[:-1] + data[batch + depth :], call.dtype(0))
+    # The batch axes of both are equal, and may go by two names: those of the data are kept.
+    rows = tuple(map(agreed, zip(data[:batch], indices[:batch], strict=False)))
+    return Fact(rows + indices[batch:-1] + data[batch + depth :], call.dtype(0))
 
 
 def _gather_elements(call: Call) -> Fact:

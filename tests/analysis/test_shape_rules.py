@@ -83,6 +83,7 @@ INDEXING = [
     Case("Gather", [const([4, 5, 6]), const(1)], [""], contents="5"),
     Case("GatherND", [floats("B S 8"), ints("N 2")], ["N 8"]),
     Case("GatherND", [floats("B S 8"), ints("B 1")], ["B 8"], {"batch_dims": 1}),
+    Case("GatherND", [floats("B S 8"), ints("N 1")], ["B 8"], {"batch_dims": 1}, runs=False),
     Case("GatherElements", [floats("B S"), ints("B 2")], ["B 2"], {"axis": 1}),
     Case("ScatterND", [floats("N 8"), const([[0], [2]]), floats("2 8")], ["N 8"]),
     Case("ScatterElements", [floats("B S"), const([[0], [1]]), floats("2 1")], ["B S"], {"axis": 1}),

@@ -165,7 +165,7 @@ def _is_run(model: str, part: str, length: int) -> bool:
 def _points(part: str, tokens: list[int]) -> list[tuple[str, int, int, int]]:
     """Name, length, past and repeats of each point."""
     if part == "wide":
-        return [(f"wide T={count}", count, 0, 20 if count < 100 else 3) for count in tokens]
+        return [(f"wide T={count}", count, 0, 20 if count < 100 else 3 if count < 1000 else 1) for count in tokens]
     lengths = {"grouped": (512, 1), "batched": (256, 2048), "loop": (512, 1)}[part]
     return [
         (f"{part} {'prefill' if length > 1 else 'decode past'} {length if length > 1 else 512}", length, past, repeats)

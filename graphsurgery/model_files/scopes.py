@@ -23,6 +23,9 @@ __all__ = ["refuse_broken_scopes"]
 
 _GRAPH_TYPES = frozenset({5, 10})
 """GRAPH and GRAPHS of ``onnx.AttributeProto``."""
+_DEFAULT = frozenset({"", "ai.onnx"})
+_HOLDERS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+"""The default operators that hold graphs."""
 _REMEDY = "export the model again, or repair it"
 
 
@@ -144,7 +147,9 @@ class _Check:
                 raise self._refused(f"{_who(node)}{where} reads {name!r}, which nothing makes")
         if self._functions:
             self._call(node, where)
-        for attribute in node.attribute:
+        # Looking at the attributes of every node would take longer than all the rest.
+        holds = node.domain not in _DEFAULT or node.op_type in _HOLDERS
+        for attribute in node.attribute if holds else ():
             if attribute.type in _GRAPH_TYPES:
                 for body in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
                     self.graph(body, _Scope(f" in a body of {_who(node)}{where}", scope))

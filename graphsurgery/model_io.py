@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from graphsurgery.errors import InputRefusedError, UsageError
 from graphsurgery.model_files import graph_extras
-from graphsurgery.model_files.arity import refuse_wrong_arity
+from graphsurgery.model_files.signatures import refuse_wrong_signatures
 from graphsurgery.model_files.directories import CONFIG_NAME, find_model
 from graphsurgery.model_files.locations import data_file, find_problems
 from graphsurgery.model_files.output import default_output
@@ -83,7 +83,7 @@ def load(path: str | os.PathLike[str], *, file: str | None = None) -> ir.Model:
         refuse_broken_scopes(proto, model_path)
         model = _deserialise(proto, model_path)
         refuse_unsound(model, model_path)
-        refuse_wrong_arity(model, model_path)
+        refuse_wrong_signatures(model, model_path)
         tensors = _attach_extras(model, proto, found)
     attach_source(model, _source(model_path.absolute(), root.absolute(), tensors))
     return model

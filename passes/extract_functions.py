@@ -13,8 +13,8 @@ from graphsurgery.errors import UsageError
 from graphsurgery.function_keys import LAYER_KEY
 from graphsurgery.names import Names, claim
 from graphsurgery.pass_base import Pass
-from graphsurgery.patterns.inner_repeats import find_inner_repeats
-from graphsurgery.patterns.layers import LayerKind, find_layers
+from graphsurgery.patterns.layers.finding import LayerKind, find_layers
+from graphsurgery.patterns.layers.inner_repeats import find_inner_repeats
 from graphsurgery.patterns.matcher import is_sorted
 from graphsurgery.patterns.site import Refusal, Site, selects
 from graphsurgery.patterns.written import is_written
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import onnx_ir as ir
 
-    from graphsurgery.patterns.layer_bodies import Body
+    from graphsurgery.patterns.layers.bodies import Body
     from graphsurgery.site_report import Detail, PassReport
 
 __all__ = ["ExtractFunctions"]

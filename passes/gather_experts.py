@@ -19,8 +19,8 @@ from graphsurgery.passes.experts.plan import Plan, plan_of, why_not
 from graphsurgery.passes.experts.program import Program
 from graphsurgery.passes.experts.routing import BlockSource
 from graphsurgery.passes.experts.side_by_side import write_dense, write_gather
-from graphsurgery.patterns.expert_sites import ExpertSite
-from graphsurgery.patterns.experts import find_experts
+from graphsurgery.patterns.experts.finding import find_experts
+from graphsurgery.patterns.experts.sites import ExpertSite
 from graphsurgery.patterns.site import Refusal, Site
 from graphsurgery.patterns.written import EXPERTS_PASS
 from graphsurgery.rewrite import Rewrite

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from graphsurgery.editing.function_bodies import clone_node
 from graphsurgery.function_keys import LAYER_KEY, OWN, SHARED_KEY, STORED_KEY
 from graphsurgery.pass_base import Pass
-from graphsurgery.patterns.layer_flow import slots_of
+from graphsurgery.patterns.layers.flow import slots_of
 from graphsurgery.patterns.matcher import all_graphs, is_op
 from graphsurgery.patterns.site import Refusal, Site
 from graphsurgery.rewrite import Rewrite

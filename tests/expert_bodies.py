@@ -14,14 +14,14 @@ import onnx
 import onnx_ir as ir
 from onnx import TensorProto, helper
 
-from graphsurgery.patterns.expert_sites import ROUTE_WEIGHT, TOKEN_ROW, ExpertTensor, StepOutput
+from graphsurgery.patterns.experts.sites import ROUTE_WEIGHT, TOKEN_ROW, ExpertTensor, StepOutput
 from tests.oracle import run, session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from graphsurgery.patterns.expert_sites import ExpertSite, ExpertStep, Operand
+    from graphsurgery.patterns.experts.sites import ExpertSite, ExpertStep, Operand
 
 __all__ = ["assert_bodies_compute", "body_results"]
 

@@ -314,7 +314,10 @@ def test_bodies_within_bodies_are_walked_once_each(tmp_path: Path) -> None:
         (helper.make_node("MatMul", ["x", ""], ["y"]), "node 'y' (MatMul) lacks input 1, which its operator requires"),
         (helper.make_node("Relu", ["x", "x"], ["y"]), "node 'y' (Relu) has 2 inputs and 1 outputs, more than"),
         (helper.make_node("Relu", ["x"], ["y", "z"]), "node 'y' (Relu) has 1 inputs and 2 outputs, more than"),
-        (helper.make_node("Cast", ["x"], ["y"], to=1.0), "node 'y' (Cast) has an attribute 'to' of type FLOAT and not INT"),
+        (
+            helper.make_node("Cast", ["x"], ["y"], to=1.0),
+            "node 'y' (Cast) has an attribute 'to' of type FLOAT and not INT",
+        ),
         (helper.make_node("Cast", ["x"], ["y"]), "node 'y' (Cast) lacks attribute 'to', which its operator requires"),
         (
             helper.make_node("Transpose", ["x"], ["y"], perm=1.5),

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from graphsurgery.function_keys import OWN, SHARED_KEY, STORED_KEY
-from graphsurgery.patterns.layer_bodies import Fixed, Inner, Parameter
 from graphsurgery.patterns.layer_names import inner_name
+from graphsurgery.patterns.layers.bodies import Fixed, Inner, Parameter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from graphsurgery.names import Names
-    from graphsurgery.patterns.layer_bodies import Body, ConstantColumn
+    from graphsurgery.patterns.layers.bodies import Body, ConstantColumn
 
 __all__ = ["build_function", "clone_node"]
 
@@ -139,7 +139,7 @@ def clone_node(
 
     Args:
         node: what is copied, with its subgraphs.
-        slots: as :func:`graphsurgery.patterns.layer_flow.slots_of` lists them.
+        slots: as :func:`graphsurgery.patterns.layers.flow.slots_of` lists them.
         outputs: how many outputs the copy has.
         value_name: makes the name of a value of that of the original.
         node_name: the same for nodes.

@@ -12,8 +12,8 @@ from graphsurgery.analysis.slices import Blocked, Lift, RowAxis, lift
 from graphsurgery.editing.row_edit import unplaced
 from graphsurgery.editing.row_selection import place
 from graphsurgery.patterns.dynamic_products import is_dynamic_product
-from graphsurgery.patterns.expert_sites import ExpertSite
-from graphsurgery.patterns.experts import find_experts
+from graphsurgery.patterns.experts.finding import find_experts
+from graphsurgery.patterns.experts.sites import ExpertSite
 from graphsurgery.patterns.hidden_output import HiddenOutput
 from graphsurgery.patterns.lm_head import LMHead
 from graphsurgery.patterns.matcher import index_of

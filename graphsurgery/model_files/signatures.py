@@ -55,7 +55,9 @@ class _Signature:
         self.needed = tuple(name for name, item in schema.attributes.items() if item.required)
 
 
-def _check(nodes: Iterable[ir.Node], imports: Mapping[str, int], known: dict[str, _Signature | None], path: Path) -> None:
+def _check(
+    nodes: Iterable[ir.Node], imports: Mapping[str, int], known: dict[str, _Signature | None], path: Path
+) -> None:
     for node in nodes:
         attributes = node.attributes.data
         for attribute in attributes.values():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from graphsurgery.analysis.shapes import ShapeView
-    from graphsurgery.patterns.expert_sites import ExpertSite
+    from graphsurgery.patterns.experts.sites import ExpertSite
     from graphsurgery.rewrite import Rewrite
 
 __all__ = ["choose_rows", "rows_chosen_by"]

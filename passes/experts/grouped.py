@@ -15,7 +15,7 @@ from graphsurgery.passes.experts.parameters import one_expert, vectors, why_not
 from graphsurgery.passes.experts.program import tensors_of
 from graphsurgery.passes.experts.steps import StepWriter
 from graphsurgery.passes.experts.unpacking import why_not_picked
-from graphsurgery.patterns.expert_sites import ExpertTensor, RowInput, StepOutput
+from graphsurgery.patterns.experts.sites import ExpertTensor, RowInput, StepOutput
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from graphsurgery.analysis.bodies import Body
     from graphsurgery.passes.experts.program import Program
     from graphsurgery.passes.experts.routing import BlockSource, Sorted
-    from graphsurgery.patterns.expert_sites import ExpertSite, Operand
+    from graphsurgery.patterns.experts.sites import ExpertSite, Operand
 
 __all__ = ["why_not_grouped", "write_grouped"]
 

@@ -12,7 +12,7 @@ from graphsurgery.analysis.constants import constant_of
 from graphsurgery.passes.experts.routing import reduce_sum
 
 if TYPE_CHECKING:
-    from graphsurgery.patterns.expert_sites import ExpertSite, ExpertStep, Operand
+    from graphsurgery.patterns.experts.sites import ExpertSite, ExpertStep, Operand
     from graphsurgery.rewrite import Rewrite
 
 __all__ = ["write_router"]

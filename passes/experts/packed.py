@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from graphsurgery.passes.experts.program import Program
     from graphsurgery.passes.experts.routing import BlockSource, Sorted
-    from graphsurgery.patterns.expert_sites import ExpertSite, ExpertTensor, RowInput
+    from graphsurgery.patterns.experts.sites import ExpertSite, ExpertTensor, RowInput
 
 __all__ = ["why_not_loop", "why_not_unroll", "write_loop", "write_unroll"]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from graphsurgery.analysis.bodies import Body
-    from graphsurgery.patterns.expert_sites import ExpertTensor
+    from graphsurgery.patterns.experts.sites import ExpertTensor
     from graphsurgery.rewrite import Rewrite
     from graphsurgery.weights import Part, SourceName
 

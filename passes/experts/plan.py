@@ -14,7 +14,7 @@ from graphsurgery.patterns.matcher import through
 
 if TYPE_CHECKING:
     from graphsurgery.passes.experts.program import Program
-    from graphsurgery.patterns.expert_sites import ExpertSite
+    from graphsurgery.patterns.experts.sites import ExpertSite
 
 __all__ = ["Form", "Plan", "plan_of", "why_not"]
 

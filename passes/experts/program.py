@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from graphsurgery.patterns.expert_sites import ROUTE_WEIGHT, ExpertStep, ExpertTensor, RowInput, StepOutput
+from graphsurgery.patterns.experts.sites import ROUTE_WEIGHT, ExpertStep, ExpertTensor, RowInput, StepOutput
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from graphsurgery.analysis.shapes import ShapeView
-    from graphsurgery.patterns.expert_sites import ExpertSite, Operand
+    from graphsurgery.patterns.experts.sites import ExpertSite, Operand
 
 __all__ = ["Program", "tensors_of"]
 

@@ -15,15 +15,15 @@ import onnx_ir as ir
 from graphsurgery.editing.versioned_ops import INT64_MAX, slice_axis, squeeze, unsqueeze
 from graphsurgery.passes.experts.parameters import Parameters
 from graphsurgery.passes.experts.steps import StepWriter
-from graphsurgery.patterns.expert_sites import ROUTE_WEIGHT, TOKEN_ROW, RowInput
-from graphsurgery.patterns.experts_numbers import keeps_no_axis
+from graphsurgery.patterns.experts.index_numbers import keeps_no_axis
+from graphsurgery.patterns.experts.sites import ROUTE_WEIGHT, TOKEN_ROW, RowInput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.passes.experts.program import Program
-    from graphsurgery.patterns.expert_sites import ExpertSite
+    from graphsurgery.patterns.experts.sites import ExpertSite
     from graphsurgery.rewrite import Rewrite
 
 __all__ = ["BlockSource", "Sorted", "reduce_sum"]

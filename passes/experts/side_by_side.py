@@ -15,12 +15,12 @@ from graphsurgery.passes.experts.parameters import stacked, why_not
 from graphsurgery.passes.experts.program import tensors_of
 from graphsurgery.passes.experts.routing import reduce_sum
 from graphsurgery.passes.experts.steps import StepWriter, why_not_batched
-from graphsurgery.patterns.expert_sites import ROUTE_WEIGHT, TOKEN_ROW
+from graphsurgery.patterns.experts.sites import ROUTE_WEIGHT, TOKEN_ROW
 
 if TYPE_CHECKING:
     from graphsurgery.passes.experts.program import Program
     from graphsurgery.passes.experts.routing import BlockSource
-    from graphsurgery.patterns.expert_sites import ExpertSite, ExpertTensor, RowInput
+    from graphsurgery.patterns.experts.sites import ExpertSite, ExpertTensor, RowInput
 
 __all__ = ["stack_of", "why_not_side_by_side", "write_dense", "write_gather"]
 

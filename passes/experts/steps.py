@@ -13,7 +13,7 @@ import numpy as np
 from graphsurgery.analysis.constants import constant_of
 from graphsurgery.editing.versioned_ops import squeeze, unsqueeze
 from graphsurgery.passes.experts.unpacking import times_unpacked, why_not_unpacked
-from graphsurgery.patterns.expert_sites import ExpertStep, ExpertTensor, RowInput, StepOutput
+from graphsurgery.patterns.experts.sites import ExpertStep, ExpertTensor, RowInput, StepOutput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.passes.experts.program import Program
-    from graphsurgery.patterns.expert_sites import Operand
+    from graphsurgery.patterns.experts.sites import Operand
     from graphsurgery.rewrite import Rewrite
 
 __all__ = ["StepWriter", "why_not_batched", "why_not_replayed"]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from graphsurgery.passes.experts.program import Program
-    from graphsurgery.patterns.expert_sites import ExpertStep, Operand
+    from graphsurgery.patterns.experts.sites import ExpertStep, Operand
     from graphsurgery.rewrite import Rewrite
 
 __all__ = ["times_unpacked", "why_not_picked", "why_not_unpacked"]

@@ -14,12 +14,19 @@ import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
 
 from graphsurgery.analysis.dims import symbol
-from graphsurgery.patterns.expert_sites import ROUTE_WEIGHT, TOKEN_ROW, ExpertSite, ExpertStep, ExpertTensor, StepOutput
+from graphsurgery.patterns.experts.sites import (
+    ROUTE_WEIGHT,
+    TOKEN_ROW,
+    ExpertSite,
+    ExpertStep,
+    ExpertTensor,
+    StepOutput,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from graphsurgery.patterns.expert_sites import Operand
+    from graphsurgery.patterns.experts.sites import Operand
 
 __all__ = ["Block", "Built", "build"]
 

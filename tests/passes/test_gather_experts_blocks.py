@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from graphsurgery.passes.gather_experts import GatherExperts
-from graphsurgery.patterns.expert_sites import ExpertSite
+from graphsurgery.patterns.experts.sites import ExpertSite
 from graphsurgery.patterns.site import Refusal
 from graphsurgery.site_report import PassReport
 from tests.oracle import run, session, tolerance_of

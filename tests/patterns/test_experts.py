@@ -12,8 +12,8 @@ from hypothesis import given, settings
 
 from graphsurgery.equivalence.feeds import make_feeds
 from graphsurgery.equivalence.signature import read_signature
-from graphsurgery.patterns.expert_sites import ROUTE_WEIGHT, TOKEN_ROW, ExpertSite, ExpertTensor, StepOutput
-from graphsurgery.patterns.experts import find_experts
+from graphsurgery.patterns.experts.finding import find_experts
+from graphsurgery.patterns.experts.sites import ROUTE_WEIGHT, TOKEN_ROW, ExpertSite, ExpertTensor, StepOutput
 from graphsurgery.patterns.site import Refusal
 from tests.expert_bodies import assert_bodies_compute, body_results
 from tests.strategies.experts import Spec, build, expert_specs, feeds_of

@@ -9,8 +9,8 @@ import pytest
 
 from graphsurgery import load
 from graphsurgery.analysis import shapes as shapes_module
-from graphsurgery.patterns.experts import find_experts
-from graphsurgery.patterns.experts_choices import may_choose
+from graphsurgery.patterns.experts.choices import may_choose
+from graphsurgery.patterns.experts.finding import find_experts
 from graphsurgery.patterns.matcher import GraphIndex
 from graphsurgery.pipeline import Pipeline
 

@@ -10,8 +10,8 @@ import onnx_ir as ir
 import pytest
 from onnx import helper
 
-from graphsurgery.patterns.expert_sites import ExpertSite, ExpertTensor
-from graphsurgery.patterns.experts import find_experts
+from graphsurgery.patterns.experts.finding import find_experts
+from graphsurgery.patterns.experts.sites import ExpertSite, ExpertTensor
 from graphsurgery.patterns.site import Refusal
 from tests.strategies.experts import Spec, build
 

@@ -8,8 +8,8 @@ import onnx_ir as ir
 import pytest
 
 from graphsurgery.analysis.shapes import shapes_of
-from graphsurgery.patterns.layer_words import Letter, split_word
-from graphsurgery.patterns.layers import LayerKind, find_layers
+from graphsurgery.patterns.layers.finding import LayerKind, find_layers
+from graphsurgery.patterns.layers.words import Letter, split_word
 from graphsurgery.patterns.site import Refusal
 from tests.strategies.layers import Layers, build
 

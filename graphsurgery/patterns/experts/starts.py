@@ -6,7 +6,7 @@ import dataclasses
 import heapq
 from typing import TYPE_CHECKING
 
-from graphsurgery.patterns.experts_numbers import reduced_axes
+from graphsurgery.patterns.experts.index_numbers import reduced_axes
 from graphsurgery.patterns.matcher import readers
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from graphsurgery.analysis.shapes import ShapeView
-    from graphsurgery.patterns.experts_layout import Labels
+    from graphsurgery.patterns.experts.layout import Labels
     from graphsurgery.patterns.matcher import GraphIndex
 
 __all__ = ["Start", "end_of_pass", "equation_of", "start_of"]

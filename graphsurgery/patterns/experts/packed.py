@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import onnx_ir as ir
 
-from graphsurgery.patterns.experts_operator import OperatorReader, number
-from graphsurgery.patterns.experts_terms import UnreadableError
+from graphsurgery.patterns.experts.fused_operator import OperatorReader, number
+from graphsurgery.patterns.experts.terms import UnreadableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from graphsurgery.analysis.shapes import ShapeView
-    from graphsurgery.patterns.expert_sites import ExpertSite, ExpertTensor, Operand, StepOutput
+    from graphsurgery.patterns.experts.sites import ExpertSite, ExpertTensor, Operand, StepOutput
 
 __all__ = ["read_packed_operator"]
 

@@ -14,14 +14,14 @@ import numpy as np
 import onnx_ir as ir
 
 from graphsurgery.analysis.constants import const_int, const_ints, constant_of
-from graphsurgery.patterns.experts_layout import atoms, regroup, same_axes
+from graphsurgery.patterns.experts.layout import atoms, regroup, same_axes
 from graphsurgery.patterns.matcher import is_op, through
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from graphsurgery.analysis.shapes import ShapeView
-    from graphsurgery.patterns.experts_layout import Labels
+    from graphsurgery.patterns.experts.layout import Labels
 
 __all__ = [
     "MAX_EXPERTS",

@@ -12,15 +12,15 @@ import collections
 import dataclasses
 from typing import TYPE_CHECKING
 
-from graphsurgery.patterns.layer_growth import Growth
+from graphsurgery.patterns.layers.growth import Growth
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     import onnx_ir as ir
 
-    from graphsurgery.patterns.layer_chains import Segment
-    from graphsurgery.patterns.layer_flow import Flow
+    from graphsurgery.patterns.layers.chains import Segment
+    from graphsurgery.patterns.layers.flow import Flow
 
 __all__ = ["Layer", "Levels", "Stack", "match_layers"]
 

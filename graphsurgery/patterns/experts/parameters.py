@@ -11,8 +11,8 @@ import numpy as np
 import onnx_ir as ir
 
 from graphsurgery.analysis.constants import const_int, const_ints, constant_of
-from graphsurgery.patterns.expert_sites import RowInput
-from graphsurgery.patterns.experts_terms import Part, Stack, Step, Term, UnreadableError, attribute_key, label
+from graphsurgery.patterns.experts.sites import RowInput
+from graphsurgery.patterns.experts.terms import Part, Stack, Step, Term, UnreadableError, attribute_key, label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Expert blocks that are one operator, ``com.microsoft::MoE``: what it does written as an expert's body.
 
 The operator routes inside: of its choice nothing is in the graph. The site says how it chooses
-(:class:`~graphsurgery.patterns.expert_sites.OperatorRouter`); its indices and weights are values of no graph.
+(:class:`~graphsurgery.patterns.experts.sites.OperatorRouter`); its indices and weights are values of no graph.
 
 Source: the operator's documentation, with what it leaves open settled by ONNX Runtime's CPU kernel (measured): weights
 are those of a softmax over all experts, in float32; of equal ones the expert with the higher number goes first; GELU is
@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from graphsurgery.analysis.dims import product
 from graphsurgery.patterns.attention import layer_of
-from graphsurgery.patterns.expert_sites import (
+from graphsurgery.patterns.experts.sites import (
     ROUTE_WEIGHT,
     TOKEN_ROW,
     ExpertSite,
@@ -27,13 +27,13 @@ from graphsurgery.patterns.expert_sites import (
     OperatorRouter,
     StepOutput,
 )
-from graphsurgery.patterns.experts_terms import UnreadableError, label
+from graphsurgery.patterns.experts.terms import UnreadableError, label
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from graphsurgery.analysis.shapes import ShapeView
-    from graphsurgery.patterns.expert_sites import Operand
+    from graphsurgery.patterns.experts.sites import Operand
 
 __all__ = ["OperatorReader", "number", "read_operator"]
 

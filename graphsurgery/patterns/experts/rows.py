@@ -1,6 +1,6 @@
 """Reading what an expert does with a row: up from the sum over copies to the tokens, the weights and the parameters.
 
-The walk knows what every axis counts (see :mod:`graphsurgery.patterns.experts_layout`), so that it sees through every
+The walk knows what every axis counts (see :mod:`graphsurgery.patterns.experts.layout`), so that it sees through every
 arrangement of rows: repeated K times, sorted by expert, those of one expert, all of them for each expert. Nodes that
 only arrange rows leave no trace; every other one becomes a step.
 """
@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from graphsurgery.analysis.constants import const_ints, constant_of
-from graphsurgery.patterns.expert_sites import ROUTE_WEIGHT, TOKEN_ROW
-from graphsurgery.patterns.experts_finish import exclusive
-from graphsurgery.patterns.experts_layout import ROWS, atoms, has_copies, regroup, same_axes
-from graphsurgery.patterns.experts_numbers import Numbers, Pairs, Run, Slots, Space, reduced_axes
-from graphsurgery.patterns.experts_parameters import unify
-from graphsurgery.patterns.experts_starts import Start, equation_of
-from graphsurgery.patterns.experts_terms import Step, Term, UnreadableError, label
+from graphsurgery.patterns.experts.finish import exclusive
+from graphsurgery.patterns.experts.index_numbers import Numbers, Pairs, Run, Slots, Space, reduced_axes
+from graphsurgery.patterns.experts.layout import ROWS, atoms, has_copies, regroup, same_axes
+from graphsurgery.patterns.experts.parameters import unify
+from graphsurgery.patterns.experts.sites import ROUTE_WEIGHT, TOKEN_ROW
+from graphsurgery.patterns.experts.starts import Start, equation_of
+from graphsurgery.patterns.experts.terms import Step, Term, UnreadableError, label
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from graphsurgery.analysis.dims import Dim
     from graphsurgery.analysis.shapes import ShapeView
-    from graphsurgery.patterns.experts_layout import Labels
-    from graphsurgery.patterns.experts_numbers import IndexReader
-    from graphsurgery.patterns.experts_parameters import ParameterReader
+    from graphsurgery.patterns.experts.index_numbers import IndexReader
+    from graphsurgery.patterns.experts.layout import Labels
+    from graphsurgery.patterns.experts.parameters import ParameterReader
 
 __all__ = ["ELEMENTWISE", "Found", "RowReader"]
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import onnx_ir as ir
 
-from graphsurgery.patterns.expert_sites import ExpertStep, ExpertTensor, RowInput, StepOutput
+from graphsurgery.patterns.experts.sites import ExpertStep, ExpertTensor, RowInput, StepOutput
 
 if TYPE_CHECKING:
-    from graphsurgery.patterns.expert_sites import Operand
+    from graphsurgery.patterns.experts.sites import Operand
 
 __all__ = ["Part", "Stack", "Step", "Term", "UnreadableError", "attribute_key", "body_of", "label"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from graphsurgery.patterns.layer_bodies import Body, describe_body
-from graphsurgery.patterns.layer_flow import Flow
-from graphsurgery.patterns.layer_growth import Growth
+from graphsurgery.patterns.layers.bodies import Body, describe_body
+from graphsurgery.patterns.layers.flow import Flow
+from graphsurgery.patterns.layers.growth import Growth
 from graphsurgery.patterns.matcher import is_op
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING
 
-from graphsurgery.patterns.layer_words import Letter, split_word
+from graphsurgery.patterns.layers.words import Letter, split_word
 from graphsurgery.patterns.matcher import is_op
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import onnx_ir as ir
 
-    from graphsurgery.patterns.layer_flow import Flow
+    from graphsurgery.patterns.layers.flow import Flow
 
 __all__ = ["PRODUCTS", "Chain", "Segment", "find_chain", "forward_cone", "mixing_nodes"]
 

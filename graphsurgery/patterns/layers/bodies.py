@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     import onnx_ir as ir
 
-    from graphsurgery.patterns.layer_flow import Constant, Flow
+    from graphsurgery.patterns.layers.flow import Constant, Flow
 
 __all__ = ["Body", "ConstantColumn", "Inner", "Ref", "describe_body"]
 

@@ -21,8 +21,8 @@ from graphsurgery.analysis.given_attributes import first_reference
 from graphsurgery.analysis.kept import kept
 from graphsurgery.analysis.shapes import shapes_of
 from graphsurgery.patterns.attention import layer_of
-from graphsurgery.patterns.experts_choices import may_choose
-from graphsurgery.patterns.experts_dense import (
+from graphsurgery.patterns.experts.choices import may_choose
+from graphsurgery.patterns.experts.dense import (
     SpreadReader,
     adds_nothing,
     compared,
@@ -30,15 +30,15 @@ from graphsurgery.patterns.experts_dense import (
     unchosen,
     without_weight,
 )
-from graphsurgery.patterns.experts_finish import exclusive, finish
-from graphsurgery.patterns.experts_loop import LoopReader
-from graphsurgery.patterns.experts_numbers import IndexReader, Pairs, Run
-from graphsurgery.patterns.experts_operator import read_operator
-from graphsurgery.patterns.experts_packed import read_packed_operator
-from graphsurgery.patterns.experts_parameters import ParameterReader
-from graphsurgery.patterns.experts_rows import RowReader
-from graphsurgery.patterns.experts_starts import end_of_pass, start_of
-from graphsurgery.patterns.experts_terms import Step, UnreadableError, label
+from graphsurgery.patterns.experts.finish import exclusive, finish
+from graphsurgery.patterns.experts.fused_operator import read_operator
+from graphsurgery.patterns.experts.index_numbers import IndexReader, Pairs, Run
+from graphsurgery.patterns.experts.loop import LoopReader
+from graphsurgery.patterns.experts.packed import read_packed_operator
+from graphsurgery.patterns.experts.parameters import ParameterReader
+from graphsurgery.patterns.experts.rows import RowReader
+from graphsurgery.patterns.experts.starts import end_of_pass, start_of
+from graphsurgery.patterns.experts.terms import Step, UnreadableError, label
 from graphsurgery.patterns.matcher import index_of, is_op, readers, subgraphs
 from graphsurgery.patterns.site import Done, Refusal
 from graphsurgery.patterns.written import EXPERTS_PASS, is_written, layer_in, written_blocks
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
 
     from graphsurgery.analysis.bodies import Body
     from graphsurgery.analysis.shapes import ShapeView
-    from graphsurgery.patterns.expert_sites import ExpertSite
-    from graphsurgery.patterns.experts_dense import Spread
-    from graphsurgery.patterns.experts_rows import Found
-    from graphsurgery.patterns.experts_starts import Start
+    from graphsurgery.patterns.experts.dense import Spread
+    from graphsurgery.patterns.experts.rows import Found
+    from graphsurgery.patterns.experts.sites import ExpertSite
+    from graphsurgery.patterns.experts.starts import Start
 
 __all__ = ["find_experts"]
 

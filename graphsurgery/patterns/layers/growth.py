@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     import onnx_ir as ir
 
-    from graphsurgery.patterns.layer_flow import Flow
+    from graphsurgery.patterns.layers.flow import Flow
 
 __all__ = ["Growth"]
 

@@ -15,11 +15,11 @@ import onnx_ir as ir
 
 from graphsurgery.patterns.interface import FLOATS, fed_inputs
 from graphsurgery.patterns.kv_cache import find_caches
-from graphsurgery.patterns.layer_bodies import Body, describe_body
-from graphsurgery.patterns.layer_chains import PRODUCTS, Chain, Segment, find_chain, mixing_nodes
-from graphsurgery.patterns.layer_flow import Flow
-from graphsurgery.patterns.layer_matching import Layer, Levels, match_layers
 from graphsurgery.patterns.layer_names import class_of, layer_number, role_of
+from graphsurgery.patterns.layers.bodies import Body, describe_body
+from graphsurgery.patterns.layers.chains import PRODUCTS, Chain, Segment, find_chain, mixing_nodes
+from graphsurgery.patterns.layers.flow import Flow
+from graphsurgery.patterns.layers.matching import Layer, Levels, match_layers
 from graphsurgery.patterns.site import Done, Refusal, Site
 
 if TYPE_CHECKING:

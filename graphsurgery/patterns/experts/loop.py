@@ -10,13 +10,13 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from graphsurgery.analysis.constants import const_int
-from graphsurgery.patterns.expert_sites import ROUTE_WEIGHT
-from graphsurgery.patterns.experts_dense import SpreadReader, adds_nothing, compared, without_weight
-from graphsurgery.patterns.experts_finish import exclusive, finish
-from graphsurgery.patterns.experts_numbers import Numbers, Space, is_filled
-from graphsurgery.patterns.experts_parameters import unify
-from graphsurgery.patterns.experts_rows import ELEMENTWISE, RowReader
-from graphsurgery.patterns.experts_terms import Step, Term, UnreadableError, label
+from graphsurgery.patterns.experts.dense import SpreadReader, adds_nothing, compared, without_weight
+from graphsurgery.patterns.experts.finish import exclusive, finish
+from graphsurgery.patterns.experts.index_numbers import Numbers, Space, is_filled
+from graphsurgery.patterns.experts.parameters import unify
+from graphsurgery.patterns.experts.rows import ELEMENTWISE, RowReader
+from graphsurgery.patterns.experts.sites import ROUTE_WEIGHT
+from graphsurgery.patterns.experts.terms import Step, Term, UnreadableError, label
 from graphsurgery.patterns.matcher import is_op
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from graphsurgery.analysis.shapes import ShapeView
-    from graphsurgery.patterns.expert_sites import ExpertSite
-    from graphsurgery.patterns.experts_dense import Spread
-    from graphsurgery.patterns.experts_layout import Labels
-    from graphsurgery.patterns.experts_numbers import IndexReader
-    from graphsurgery.patterns.experts_parameters import ParameterReader
+    from graphsurgery.patterns.experts.dense import Spread
+    from graphsurgery.patterns.experts.index_numbers import IndexReader
+    from graphsurgery.patterns.experts.layout import Labels
+    from graphsurgery.patterns.experts.parameters import ParameterReader
+    from graphsurgery.patterns.experts.sites import ExpertSite
     from graphsurgery.patterns.matcher import GraphIndex
 
 __all__ = ["LoopReader", "Sum"]

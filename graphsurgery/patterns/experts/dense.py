@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graphsurgery.analysis.constants import const_int, const_ints, const_scalar, constant_of
-from graphsurgery.patterns.expert_sites import ROUTE_WEIGHT
-from graphsurgery.patterns.experts_numbers import Numbers, OneHot, is_filled, reduced_axes
-from graphsurgery.patterns.experts_rows import ELEMENTWISE
-from graphsurgery.patterns.experts_starts import equation_of
-from graphsurgery.patterns.experts_terms import Stack, Step, Term, UnreadableError, label
+from graphsurgery.patterns.experts.index_numbers import Numbers, OneHot, is_filled, reduced_axes
+from graphsurgery.patterns.experts.rows import ELEMENTWISE
+from graphsurgery.patterns.experts.sites import ROUTE_WEIGHT
+from graphsurgery.patterns.experts.starts import equation_of
+from graphsurgery.patterns.experts.terms import Stack, Step, Term, UnreadableError, label
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from graphsurgery.analysis.shapes import ShapeView
-    from graphsurgery.patterns.experts_layout import Labels
-    from graphsurgery.patterns.experts_numbers import IndexReader
-    from graphsurgery.patterns.experts_rows import RowReader
+    from graphsurgery.patterns.experts.index_numbers import IndexReader
+    from graphsurgery.patterns.experts.layout import Labels
+    from graphsurgery.patterns.experts.rows import RowReader
 
 __all__ = ["Spread", "SpreadReader", "adds_nothing", "compared", "replace_weight", "unchosen", "without_weight"]
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from graphsurgery.analysis.dims import product
 from graphsurgery.patterns.attention import layer_of
-from graphsurgery.patterns.expert_sites import ExpertSite
-from graphsurgery.patterns.experts_numbers import keeps_no_axis
-from graphsurgery.patterns.experts_terms import Step, UnreadableError, body_of
+from graphsurgery.patterns.experts.index_numbers import keeps_no_axis
+from graphsurgery.patterns.experts.sites import ExpertSite
+from graphsurgery.patterns.experts.terms import Step, UnreadableError, body_of
 from graphsurgery.patterns.matcher import readers
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from graphsurgery.analysis.shapes import ShapeView
-    from graphsurgery.patterns.experts_rows import Found
+    from graphsurgery.patterns.experts.rows import Found
     from graphsurgery.patterns.matcher import GraphIndex
 
 __all__ = ["exclusive", "finish"]

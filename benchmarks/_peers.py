@@ -130,6 +130,7 @@ def genai_builder(checkpoint: str, output: str) -> dict[str, float]:
 
     folder = Path(output).parent
     arguments = ["builder", "-i", checkpoint, "-o", str(folder), "-p", "fp32", "-e", "cpu", "-c", str(folder / "cache")]
+    arguments += ["--extra_options", "prune_lm_head=true"]  # as the recipe does
 
     def work() -> None:
         # Its command line prepares what its functions need.

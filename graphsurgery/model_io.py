@@ -80,7 +80,7 @@ def load(path: str | os.PathLike[str], *, file: str | None = None) -> ir.Model:
     with paused_gc():
         proto = read_model_proto(model_path)
         found = audit(proto, model_path)
-        refuse_broken_scopes(proto, model_path)
+        refuse_broken_scopes(proto, model_path, nested=len(found.graphs) > 1)
         model = _deserialise(proto, model_path)
         refuse_unsound(model, model_path)
         refuse_wrong_signatures(model, model_path)

@@ -24,7 +24,7 @@ from graphsurgery.analysis.given_attributes import as_given, differing
 from graphsurgery.analysis.shapes import forget
 from graphsurgery.errors import UsageError
 from graphsurgery.names import Names
-from graphsurgery.patterns.matcher import all_graphs
+from graphsurgery.patterns.matcher import all_graphs, index_of
 from graphsurgery.patterns.site import Done, Refusal, Site, select
 from graphsurgery.site_report import PassReport, SiteReport
 from graphsurgery.specs import PassSpec, format_spec
@@ -115,13 +115,13 @@ class Pass(ir.passes.InPlacePass, abc.ABC):
             # Whoever runs passes one by one may have edited the model since the last one looked at it.
             drop_analyses(model)
         # The pass before this one has counted, unless something else has edited the model since.
-        nodes = model.meta[_NODES_KEY] if _NODES_KEY in model.meta else count_nodes(model)
+        nodes = model.meta[_NODES_KEY] if _NODES_KEY in model.meta else _indexed_nodes(model)
         report = PassReport(self.name, str(self), nodes_before=nodes)
         with as_given(model):
             found, inexact = self._find_and_rewrite(model, report)
         order = {site.id: position for position, site in enumerate(found)}
         report.sites.sort(key=lambda site: order.get(site.id, len(order)))
-        report.nodes_after = model.meta[_NODES_KEY] = count_nodes(model)
+        report.nodes_after = model.meta[_NODES_KEY] = _indexed_nodes(model) if report.changed else nodes
         report.seconds = time.perf_counter() - started
         model.meta.setdefault(REPORTS_KEY, []).append(report)
         return PassResult(model, report.changed, report, inexact)
@@ -201,6 +201,11 @@ def unknown_name(what: str, name: str, known: Sequence[str]) -> UsageError:
 def count_nodes(model: ir.Model) -> int:
     """Number of nodes in the main graph, its subgraphs and all functions."""
     return sum(len(graph) for graph in all_graphs(model))
+
+
+def _indexed_nodes(model: ir.Model) -> int:
+    """The same, from the index that recognisers need anyway."""
+    return count_nodes(model) if model.functions else len(index_of(model).order)
 
 
 def _report(site: Site, status: Any, reason: str) -> SiteReport:

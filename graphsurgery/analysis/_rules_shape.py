@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -90,12 +91,18 @@ def _range(call: Call) -> Fact:
     dtype = call.dtype(0) or call.dtype(1)
     if start is None or limit is None or not isinstance(step, int) or step == 0:
         return Fact((call.fresh(),), dtype)
-    distance = limit - start if step > 0 else start - limit
-    count = dims.maximum(distance if abs(step) == 1 else -dims.floordiv(-distance, abs(step)), 0)
+    count = _steps(start, limit, step)
     value = None
     if isinstance(count, int) and count <= MAX_VALUE_ITEMS:
         value = ShapeValue.listed(start + position * step for position in range(count))
     return Fact((count,), dtype, value)
+
+
+@functools.lru_cache(maxsize=4096)
+def _steps(start: Dim, limit: Dim, step: int) -> Dim:
+    """How many steps lead from ``start`` to ``limit``: of an expert's rows, asked for by each of its products."""
+    distance = limit - start if step > 0 else start - limit
+    return dims.maximum(distance if abs(step) == 1 else -dims.floordiv(-distance, abs(step)), 0)
 
 
 def _single(call: Call, index: int) -> Dim | None:

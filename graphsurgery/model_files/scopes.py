@@ -29,15 +29,20 @@ _HOLDERS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 _REMEDY = "export the model again, or repair it"
 
 
-def refuse_broken_scopes(proto: onnx.ModelProto, path: Path) -> None:
+def refuse_broken_scopes(proto: onnx.ModelProto, path: Path, *, nested: bool = True) -> None:
     """Check the main graph and every function that it calls, their bodies included; linear in nodes.
+
+    Args:
+        proto: the model.
+        path: its file, for the message.
+        nested: False where no node is known to hold a graph: nothing is looked for in them then.
 
     Raises:
         InputRefusedError: a value is made twice or by nothing, two nodes of a graph share a name, or a call does not fit
             its function. The message names node and value.
     """
     functions = {(item.domain, item.name, item.overload): item for item in proto.functions}
-    check = _Check(path, functions)
+    check = _Check(path, functions, nested)
     check.graph(proto.graph, _Scope("", None))
     for identifier in check.reached():
         check.function(functions[identifier])
@@ -78,9 +83,10 @@ class _Scope:
 
 
 class _Check:
-    def __init__(self, path: Path, functions: dict[Identifier, onnx.FunctionProto]) -> None:
+    def __init__(self, path: Path, functions: dict[Identifier, onnx.FunctionProto], nested: bool) -> None:
         self._path = path
         self._functions = functions
+        self._nested = nested
         self._called: dict[Identifier, None] = {}
 
     def reached(self) -> Iterator[Identifier]:
@@ -147,6 +153,12 @@ class _Check:
                 raise self._refused(f"{_who(node)}{where} reads {name!r}, which nothing makes")
         if self._functions:
             self._call(node, where)
+        if self._nested:
+            self._bodies(node, scope)
+
+    def _bodies(self, node: onnx.NodeProto, scope: _Scope) -> None:
+        """The graphs that ``node`` holds, if it does; what it makes is there from then on."""
+        where = scope.where
         # Looking at the attributes of every node would take longer than all the rest.
         holds = node.domain not in _DEFAULT or node.op_type in _HOLDERS
         for attribute in node.attribute if holds else ():

@@ -60,33 +60,42 @@ def _check(
 ) -> None:
     for node in nodes:
         attributes = node.attributes.data
+        if node.domain in ("", "ai.onnx"):
+            if node.op_type not in known:
+                known[node.op_type] = _signature(node.op_type, imports.get("", 1))
+            signature = known[node.op_type]
+            if signature is not None:
+                _check_values(node, signature, path)
+                if attributes or signature.needed:
+                    _check_attributes(node, signature, path)
         for attribute in attributes.values():
             if attribute.type in _GRAPH_TYPES and not attribute.is_ref():
                 bodies = attribute.as_graphs() if attribute.type == ir.AttributeType.GRAPHS else [attribute.as_graph()]
                 for body in bodies:
                     _check(body, imports, known, path)
-        if node.domain not in ("", "ai.onnx"):
-            continue
-        if node.op_type not in known:
-            known[node.op_type] = _signature(node.op_type, imports.get("", 1))
-        signature = known[node.op_type]
-        if signature is None:
-            continue
-        count = len(node.inputs)
-        missing = next((place for place in signature.required if place >= count or node.inputs[place] is None), None)
-        if missing is not None:
-            raise _refused(node, f"lacks input {missing}, which its operator requires", path)
-        if count > signature.inputs or len(node.outputs) > signature.outputs:
-            taken = f"{count} inputs and {len(node.outputs)} outputs"
-            raise _refused(node, f"has {taken}, more than its operator takes", path)
-        for name, item in attributes.items():
-            wanted = signature.types.get(name, item.type)
-            if item.type != wanted:
-                told = f"{item.type.name} and not {ir.AttributeType(wanted).name}"
-                raise _refused(node, f"has an attribute {name!r} of type {told}", path)
-        for name in signature.needed:
-            if name not in attributes:
-                raise _refused(node, f"lacks attribute {name!r}, which its operator requires", path)
+
+
+def _check_values(node: ir.Node, signature: _Signature, path: Path) -> None:
+    inputs = node.inputs
+    count = len(inputs)
+    for place in signature.required:
+        if place >= count or inputs[place] is None:
+            raise _refused(node, f"lacks input {place}, which its operator requires", path)
+    if count > signature.inputs or len(node.outputs) > signature.outputs:
+        taken = f"{count} inputs and {len(node.outputs)} outputs"
+        raise _refused(node, f"has {taken}, more than its operator takes", path)
+
+
+def _check_attributes(node: ir.Node, signature: _Signature, path: Path) -> None:
+    attributes = node.attributes.data
+    for name, item in attributes.items():
+        wanted = signature.types.get(name, item.type)
+        if item.type != wanted:
+            told = f"{item.type.name} and not {ir.AttributeType(wanted).name}"
+            raise _refused(node, f"has an attribute {name!r} of type {told}", path)
+    for name in signature.needed:
+        if name not in attributes:
+            raise _refused(node, f"lacks attribute {name!r}, which its operator requires", path)
 
 
 def _signature(op_type: str, version: int) -> _Signature | None:

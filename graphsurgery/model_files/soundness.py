@@ -22,6 +22,7 @@ __all__ = ["refuse_endless_calls", "refuse_unsound"]
 
 _Item = TypeVar("_Item")
 _GRAPH_TYPES = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})
+_TEXT = frozenset({str, type(None)})
 _REMEDY = "the file is damaged: export it again"
 
 
@@ -44,8 +45,10 @@ def refuse_unsound(model: ir.Model, path: Path) -> None:
             called for node in function.all_nodes() if (called := node.op_identifier()) in model.functions
         ]
     _refuse_recursion(calls, path)
-    _refuse_cycles(model.graph, path)
-    _refuse_disorder(model, calls, path)
+    in_order = is_sorted(model.graph)
+    if not in_order:
+        _refuse_cycles(model.graph, path)
+    _refuse_disorder(model, calls, in_order, path)
 
 
 def refuse_endless_calls(proto: onnx.ModelProto, path: Path) -> None:
@@ -81,7 +84,7 @@ def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 def _refuse_cycles(graph: ir.Graph | ir.Function, path: Path) -> None:
     # A graph is nearly always sorted, and then has no cycle: one look at each input.
-    if is_sorted(graph):
+    if isinstance(graph, ir.Function) and is_sorted(graph):
         return
     for level in (graph, *graph.subgraphs()):
         node = _on_cycle(level)
@@ -97,7 +100,7 @@ def _on_cycle(graph: ir.Graph | ir.Function) -> ir.Node | None:
 
 
 def _refuse_disorder(
-    model: ir.Model, calls: Mapping[ir.OperatorIdentifier, list[ir.OperatorIdentifier]], path: Path
+    model: ir.Model, calls: Mapping[ir.OperatorIdentifier, list[ir.OperatorIdentifier]], in_order: bool, path: Path
 ) -> None:
     """The nodes of the main graph may be in any order; those of bodies and of functions that are called may not."""
     called = dict.fromkeys(node.op_identifier() for node in model.graph.all_nodes()) if calls else {}
@@ -110,7 +113,7 @@ def _refuse_disorder(
     for identifier in reached:
         where = f"of function {identifier[0]}::{identifier[1]}"
         _refuse_late(model.functions[identifier].graph, set(), None, where, path)
-    if not is_sorted(model.graph):
+    if not in_order:
         _refuse_late(model.graph, set(), model.graph, "of the model", path)
 
 
@@ -164,52 +167,36 @@ def _led_back_to(items: Iterable[_Item], following: Callable[[_Item], Iterator[_
 
 def _refuse_other_text(model: ir.Model, path: Path) -> None:
     """Protobuf hands out text that is not UTF-8 as bytes, which no later step expects."""
-    for text in _texts(model):
-        if text is not None and type(text) is not str:
-            raise InputRefusedError(f"{path}: the name {text!r} is not valid UTF-8; {_REMEDY}.")
-
-
-def _texts(model: ir.Model) -> Iterator[object]:
-    yield from (model.producer_name, model.producer_version, model.domain, model.doc_string)
-    yield from model.opset_imports
-    yield from model.metadata_props
-    yield from model.metadata_props.values()
-    yield from _graph_texts(model.graph)
+    texts: list[object] = [model.producer_name, model.producer_version, model.domain, model.doc_string]
+    texts += [*model.opset_imports, *model.metadata_props, *model.metadata_props.values()]
+    _add_texts(model.graph, texts)
     for function in model.functions.values():
-        yield from _graph_texts(function)
+        texts += [function.domain, function.overload, *function.opset_imports]
+        _add_texts(function, texts)
+    # Of all texts of a large model at once: a look at each would take as long as the other checks together.
+    if set(map(type, texts)) <= _TEXT:
+        return
+    text = next(item for item in texts if type(item) not in _TEXT)
+    raise InputRefusedError(f"{path}: the name {text!r} is not valid UTF-8; {_REMEDY}.")
 
 
-def _graph_texts(graph: ir.Graph | ir.Function) -> Iterator[object]:
-    yield graph.name
-    if isinstance(graph, ir.Function):
-        yield from (graph.domain, graph.overload, *graph.opset_imports)
-    else:
-        for value in graph.initializers.values():
-            yield from _value_texts(value)
-    for value in (*graph.inputs, *graph.outputs):
-        yield from _value_texts(value)
-    for node in graph:
-        yield node.name
-        yield node.op_type
-        yield node.domain
-        for output in node.outputs:
-            yield output.name
-            if output.shape is not None:
-                yield from _value_texts(output)
-        for given in node.inputs:
-            if given is not None and given.producer() is None:
-                yield given.name
-        for attribute in node.attributes.data.values():
-            yield attribute.name
-            if attribute.type in _GRAPH_TYPES and not attribute.is_ref():
-                for body in (
-                    attribute.as_graphs() if attribute.type == ir.AttributeType.GRAPHS else [attribute.as_graph()]
-                ):
-                    yield from _graph_texts(body)
-
-
-def _value_texts(value: ir.Value) -> Iterator[object]:
-    yield value.name
-    for dim in value.shape or ():
-        if isinstance(dim, ir.SymbolicDim):
-            yield dim.value
+def _add_texts(graph: ir.Graph | ir.Function, texts: list[object]) -> None:
+    """All names that are made in ``graph`` and its bodies, of axes too; what is read is the name of something made."""
+    nodes = list(graph)
+    values = [*graph.inputs, *graph.outputs, *(value for node in nodes for value in node.outputs)]
+    if isinstance(graph, ir.Graph):
+        values += graph.initializers.values()
+    shapes = [value.shape for value in values]
+    texts.append(graph.name)
+    texts += [value.name for value in values]
+    texts += [size.value for shape in shapes if shape is not None for size in shape.dims if not isinstance(size, int)]
+    for node in nodes:
+        texts += (node.name, node.op_type, node.domain)
+        attributes = node.attributes.data
+        if attributes:
+            texts += attributes
+            for attribute in attributes.values():
+                if attribute.type in _GRAPH_TYPES and not attribute.is_ref():
+                    several = attribute.type == ir.AttributeType.GRAPHS
+                    for body in attribute.as_graphs() if several else [attribute.as_graph()]:
+                        _add_texts(body, texts)

@@ -40,13 +40,16 @@ class GraphIndex:
 
     def _visit(self, graph: ir.Graph) -> None:
         # Subgraphs nest a few levels deep at most: recursion is over levels, not over nodes.
+        order, by_op = self.order, self._by_op
         for node in graph:
-            if any(attribute.type in _GRAPH_TYPES for attribute in node.attributes.data.values()):
-                for inner in subgraphs(node):
-                    self.owner[inner] = node
-                    self._visit(inner)
-            self.order[node] = len(self.order)
-            self._by_op.setdefault((node.domain, node.op_type), []).append(node)
+            for attribute in node.attributes.data.values():
+                if attribute.type in _GRAPH_TYPES:
+                    for inner in subgraphs(node):
+                        self.owner[inner] = node
+                        self._visit(inner)
+                    break
+            order[node] = len(order)
+            by_op.setdefault((node.domain, node.op_type), []).append(node)
 
     def nodes(self, *op_types: str, domain: str = "") -> list[ir.Node]:
         """All nodes of these operators, in graph order."""

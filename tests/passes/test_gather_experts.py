@@ -137,6 +137,16 @@ def test_recipes_include_experts(recipe: str, last: str, tmp_path: Path) -> None
     assert result.status == "equal", result.reasons
 
 
+def test_one_batch_row_of_fixed_sizes_is_read() -> None:
+    for sizes in ("batch=1,seq=5,past=3", "batch=1,seq=4,past=3", "batch=2,seq=5,past=3"):
+        model = load(_path("optimum_gpt_oss"))
+        report = Pipeline([f"bind-dims{{{sizes}}}", "gather-experts"])(model).passes[1]
+        assert report.count("rewritten") == 2, sizes
+        assert {site.detail["tokens"] for site in report.sites} == {
+            str(5 if "1,seq=5" in sizes else 4 if "seq=4" in sizes else 10)
+        }
+
+
 # ---- what is in the result ----------------------------------------------------------------------------------------
 
 

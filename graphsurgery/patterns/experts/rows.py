@@ -205,7 +205,9 @@ class RowReader:
         """What ``value`` arranges, and the arrangements on the way that are plain rows, by rank."""
         views: dict[int, ir.Value] = {}
         while True:
-            if axes in (("t", "f"), ("b", "s", "f")) or (self._copies == 1 and "1" not in axes and len(axes) in (2, 3)):
+            # One batch row in front of the tokens is no arrangement of its own.
+            plain = axes in (("t", "f"), ("b", "s", "f"), ("1", "t", "f"))
+            if plain or (self._copies == 1 and "1" not in axes and len(axes) in (2, 3)):
                 views[len(axes)] = value
             node = value.producer()
             if node is None or node.domain or node.op_type not in (*_LAYOUT, "Identity", "Expand", "Transpose"):

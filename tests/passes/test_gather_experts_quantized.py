@@ -70,7 +70,8 @@ def packed(proto: onnx.ModelProto, *, zero: bool = True) -> onnx.ModelProto:
     kept = [item for item in proto.graph.initializer if item.name not in stored]
     nodes = []
     for node in proto.graph.node:
-        name = node.input[1] if node.op_type == "MatMul" else ""
+        plain = node.op_type == "MatMul" or (node.op_type == "Gemm" and len(node.input) == 2)
+        name = node.input[1] if plain else ""
         if name not in stored:
             nodes.append(node)
             continue

@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper
 
 from graphsurgery.invariants import violations
 from graphsurgery.pipeline import Pipeline
+from tests.moe_operators import GPT_OSS
 from tests.oracle import run, session
 
 E, H, INNER = 5, 8, 6
@@ -22,14 +23,6 @@ STRATEGIES = {
     "dense": "gather-experts{strategy=dense}",
     "loop": "gather-experts{strategy=packed,chunk_size=3,lanes=2}",
     "npu": "gather-experts{target=npu,threshold=3,chunk_size=2}",
-}
-GPT_OSS: dict[str, Any] = {
-    "activation_type": "swiglu",
-    "swiglu_fusion": 1,
-    "activation_alpha": 1.702,
-    "activation_beta": 1.0,
-    "swiglu_limit": 0.8,
-    "normalize_routing_weights": 1,
 }
 
 

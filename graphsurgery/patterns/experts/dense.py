@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graphsurgery.analysis.constants import const_int, const_ints, const_scalar, constant_of
-from graphsurgery.patterns.experts.index_numbers import Numbers, OneHot, is_filled, reduced_axes
+from graphsurgery.patterns.experts.contents import Numbers, OneHot
+from graphsurgery.patterns.experts.index_numbers import is_filled, reduced_axes
 from graphsurgery.patterns.experts.rows import ELEMENTWISE
 from graphsurgery.patterns.experts.sites import ROUTE_WEIGHT
 from graphsurgery.patterns.experts.starts import equation_of

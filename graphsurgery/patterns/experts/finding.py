@@ -22,6 +22,7 @@ from graphsurgery.analysis.kept import kept
 from graphsurgery.analysis.shapes import shapes_of
 from graphsurgery.patterns.attention import layer_of
 from graphsurgery.patterns.experts.choices import may_choose
+from graphsurgery.patterns.experts.contents import Pairs, Run
 from graphsurgery.patterns.experts.dense import (
     SpreadReader,
     adds_nothing,
@@ -32,7 +33,7 @@ from graphsurgery.patterns.experts.dense import (
 )
 from graphsurgery.patterns.experts.finish import exclusive, finish
 from graphsurgery.patterns.experts.fused_operator import read_operator
-from graphsurgery.patterns.experts.index_numbers import IndexReader, Pairs, Run
+from graphsurgery.patterns.experts.index_numbers import IndexReader
 from graphsurgery.patterns.experts.loop import LoopReader
 from graphsurgery.patterns.experts.packed import read_packed_operator
 from graphsurgery.patterns.experts.parameters import ParameterReader

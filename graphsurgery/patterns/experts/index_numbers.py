@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphsurgery.analysis.constants import const_int, const_ints, constant_of
+from graphsurgery.patterns.experts.contents import Bounds, Content, Numbers, OneHot, Pairs, Run, Slots, Space
 from graphsurgery.patterns.experts.layout import atoms, regroup, same_axes
 from graphsurgery.patterns.matcher import is_op, through
 
@@ -26,15 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_EXPERTS",
     "TOKENS",
-    "Bounds",
-    "Content",
     "IndexReader",
-    "Numbers",
-    "OneHot",
-    "Pairs",
-    "Run",
-    "Slots",
-    "Space",
     "is_filled",
     "keeps_no_axis",
     "reduced_axes",
@@ -43,81 +36,6 @@ __all__ = [
 MAX_EXPERTS = 4096
 TOKENS = 64
 
-
-@dataclasses.dataclass(frozen=True)
-class Space:
-    """An order of rows: ``sorted`` by expert, those of expert ``number`` in it (``run``), ``selected`` by a mask."""
-
-    kind: str
-    root: ir.Value
-    number: int = -1
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Numbers:
-    """Numbers of experts (``chosen``) or of (token, choice) pairs (``position``), or what is computed from them.
-
-    Attributes:
-        root: the chosen experts ``[T, K]``.
-        kind: what ``samples`` run over.
-        samples: the number for each expert, or for each position ``t * K + k``.
-        axes: what the value's axes count.
-        space: the order of its rows; None where they are in the order of the tokens.
-    """
-
-    root: ir.Value
-    kind: str
-    samples: np.ndarray
-    axes: Labels
-    space: Space | None = None
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class OneHot:
-    """Whether expert ``e`` is the one chosen; axes as :class:`Numbers`, ``e`` for the experts."""
-
-    root: ir.Value
-    axes: Labels
-    experts: int
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Slots:
-    """Where each (token, choice), in the order of the tokens, is among the rows sorted by expert."""
-
-    root: ir.Value
-    axes: Labels
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Bounds:
-    """Element ``i`` is the number of rows of experts 0..``i + offset``; or of expert ``i`` alone (``counts``)."""
-
-    root: ir.Value
-    offset: int
-    length: int
-    counts: bool = False
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Run:
-    """The rows of expert ``number`` among those sorted by expert."""
-
-    root: ir.Value
-    number: int
-    axes: Labels
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Pairs:
-    """Several numbers of each row side by side, along the axis ``d``."""
-
-    root: ir.Value
-    parts: tuple[Numbers, ...]
-    axes: Labels
-
-
-Content = Numbers | OneHot | Slots | Bounds | Run | Pairs
 
 _LAYOUT = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Transpose", "Expand", "Tile"})
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {

@@ -10,9 +10,10 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from graphsurgery.analysis.constants import const_int
+from graphsurgery.patterns.experts.contents import Numbers, Space
 from graphsurgery.patterns.experts.dense import SpreadReader, adds_nothing, compared, without_weight
 from graphsurgery.patterns.experts.finish import exclusive, finish
-from graphsurgery.patterns.experts.index_numbers import Numbers, Space, is_filled
+from graphsurgery.patterns.experts.index_numbers import is_filled
 from graphsurgery.patterns.experts.parameters import unify
 from graphsurgery.patterns.experts.rows import ELEMENTWISE, RowReader
 from graphsurgery.patterns.experts.sites import ROUTE_WEIGHT

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from graphsurgery.analysis.constants import const_ints, constant_of
+from graphsurgery.patterns.experts.contents import Numbers, Pairs, Run, Slots, Space
 from graphsurgery.patterns.experts.finish import exclusive
-from graphsurgery.patterns.experts.index_numbers import Numbers, Pairs, Run, Slots, Space, reduced_axes
+from graphsurgery.patterns.experts.index_numbers import reduced_axes
 from graphsurgery.patterns.experts.layout import ROWS, atoms, has_copies, regroup, same_axes
 from graphsurgery.patterns.experts.parameters import unify
 from graphsurgery.patterns.experts.sites import ROUTE_WEIGHT, TOKEN_ROW

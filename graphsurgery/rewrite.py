@@ -28,7 +28,7 @@ from graphsurgery.weights.tensors import realise
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from graphsurgery.analysis.bodies import Body
     from graphsurgery.weights import Part
@@ -454,12 +454,19 @@ class Rewrite:
         self.model.graph.inputs.append(value)
         return value
 
-    def replace_all_uses(self, old: ir.Value, new: ir.Value) -> None:
-        """Let everything that reads ``old`` read ``new``; where it is a graph output, ``new`` takes over the name."""
+    def replace_all_uses(self, old: ir.Value, new: ir.Value, *, but: Collection[ir.Node] = ()) -> None:
+        """Let everything that reads ``old`` read ``new``; where it is a graph output, ``new`` takes over the name.
+
+        Args:
+            old: a value.
+            new: what replaces it.
+            but: nodes that go on reading ``old``.
+        """
         if old.is_graph_output():
             self.replace_output(old, new, f"{old.name}/before")
         for use in list(old.uses()):
-            use.node.replace_input_with(use.idx, new)
+            if use.node not in but:
+                use.node.replace_input_with(use.idx, new)
         self._lost_users.append(old)
 
     def replace_output(self, output: ir.Value, replacement: ir.Value, inner_hint: str) -> None:

@@ -182,8 +182,11 @@ class BlockAttention(Pass):
         site_rank = view.shape(site.product.outputs[0]) or ()
         plan_needs = _LOOP_OPSET if self._loops(site.length) else 11
         reason = None
-        if site.probabilities_read is not None:
-            reason = f"its scores or probabilities are also read by {site.probabilities_read}"
+        if site.probabilities_read is not None and self._key_blocks_wanted():
+            reason = (
+                f"its scores or probabilities are also read by {site.probabilities_read}, and key blocks never have them "
+                "whole: blocks of queries and heads do"
+            )
         elif len(site_rank) == 3 and not (isinstance(site.heads, int) and isinstance(site_rank[-1], int)):
             reason = "batch and heads are on one axis, and the number of heads or features is not known"
         elif opset < plan_needs:
@@ -228,18 +231,24 @@ class BlockAttention(Pass):
         writer = BlockWriter(rewrite, view)
         for site, plan, _ in plans:
             rewrite.at_site(site.id, _scope(site))
-            old, new = writer.write(site, plan)
-            inputs = [site.query, site.key.base, site.value.base]
-            before, after = old.name or "", new.name or ""
-            sizes = view.shape(old)
-            kind = view.dtype(old)
-            if new.type is None and kind is not None:
-                new.type = ir.TensorType(kind)
-            if new.shape is None and sizes is not None and new.type is not None and first.body.function is None:
-                new.shape = ir.Shape([dim_name(size) for size in sizes])
-            rewrite.replace_all_uses(old, new)
+            replaced = writer.write(site, plan)
+            inputs = [site.query, site.key.base, *(item.source.base for item in site.value_products)]
+            before, after = [old.name or "" for old, _ in replaced], [new.name or "" for _, new in replaced]
+            # Before anything reads the new values: what a block takes may hang on the sizes of the old ones.
+            asked = writer.answer_sizes(site)
+            for old, new in replaced:
+                sizes, kind = view.shape(old), view.dtype(old)
+                if new.type is None and kind is not None:
+                    new.type = ir.TensorType(kind)
+                if new.shape is None and sizes is not None and new.type is not None and first.body.function is None:
+                    new.shape = ir.Shape([dim_name(size) for size in sizes])
+                rewrite.replace_all_uses(old, new, but=asked)
             function = first.body.function
-            rewrite.record(inputs, [before], inputs, [after], "main" if function is None else function.name)
+            rewrite.record(inputs, before, inputs, after, "main" if function is None else function.name)
+        if any(site.exposed or len(site.value_products) > 1 for site, _, _ in plans):
+            # The blocks are in front of the first product: what reads probabilities may stand before them, and what
+            # another product takes behind.
+            first.graph.sort()
         boundaries = rewrite.commit()
         where = "" if first.body.function is None else f"; {first.body.where}"
         for (site, plan, note), boundary in zip(plans, boundaries, strict=True):
@@ -324,6 +333,8 @@ class BlockAttention(Pass):
             return None, "there is one query block, which needs what the whole needs"
         if skip in ("if", "where") and self.kv_blocks == 1 and self.kv_block_size is None:
             return None, f"skip={skip} passes over key blocks, and there is one"
+        if site.probabilities_read is not None:
+            return None, f"{site.probabilities_read} reads its scores or probabilities"
         if site.body.opset < _TRIM_OPSET:
             return None, f"finding the last needed key takes opset {_TRIM_OPSET}"
         wide = [
@@ -344,7 +355,7 @@ class BlockAttention(Pass):
             "skip": plan.skip,
             "min_rows": plan.min_rows,
             "keys": site.key.base.name,
-            "values": site.value.base.name,
+            "values": ", ".join(item.source.base.name or "" for item in site.value_products),
             "query_heads": str(site.heads),
             "key_heads": str(site.key.heads),
             "sliced_masks": list(finished),

@@ -17,7 +17,7 @@ from graphsurgery.analysis.bodies import bodies_of
 from graphsurgery.analysis.dims import is_nonnegative
 from graphsurgery.analysis.slices import runs_along, same_size
 from graphsurgery.patterns.attention_kinds import Origins
-from graphsurgery.patterns.attention_sites import AttentionSite, FusedAttention, Sink
+from graphsurgery.patterns.attention_sites import AttentionSite, FusedAttention, Sink, ValueProduct
 from graphsurgery.patterns.attention_spelled import is_softmax_by_hand, read_spelled
 from graphsurgery.patterns.key_value_sources import UnreadableError, broadcast_heads, find_source, regroups_heads
 from graphsurgery.patterns.mask_kinds import mask_kinds, signed_operands
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from graphsurgery.analysis.bodies import Body
     from graphsurgery.analysis.dims import Dim
     from graphsurgery.analysis.shapes import Shapes, ShapeView
+    from graphsurgery.patterns.attention_sites import KeyValueSource
 
 __all__ = ["find_attentions", "layer_of"]
 
@@ -157,11 +158,11 @@ class _Reader:
 
     def read(self) -> AttentionSite | Refusal | None:
         """The site; a refusal; None where the softmax belongs to something else (a router, a head)."""
-        tail, product = self._down()
-        if product is None:
+        tail, products = self._down()
+        if not products:
             return None
         try:
-            return self._site(tail, product)
+            return self._site(tail, products)
         except UnreadableError as why:
             return Refusal(
                 id=f"attention:{self._number}",
@@ -170,8 +171,8 @@ class _Reader:
                 reason=str(why),
             )
 
-    def _site(self, tail: tuple[ir.Node, ...], product: ir.Node) -> AttentionSite | None:
-        softmax, shapes = self._softmax, self._shapes
+    def _site(self, tail: tuple[ir.Node, ...], products: tuple[ir.Node, ...]) -> AttentionSite | None:
+        softmax, shapes, product = self._softmax, self._shapes, products[0]
         self._check_softmax()
         scores, chain = self._up()
         if scores is None:
@@ -210,7 +211,17 @@ class _Reader:
             raise UnreadableError(
                 f"keys {key.base.name!r} have {key.heads} heads for {heads}, values {value.base.name!r} {value.heads}"
             )
-        lengths = {_dim(shapes, source.base, source.length_axis) for source in (key, value)}
+        more = [self._value_product(node, key, batch, heads) for node in products[1:]]
+        value_products = (
+            ValueProduct(product, value, value_product.scale),
+            *(item for item in more if item is not None),
+        )
+        exposed, read_by = self._read_elsewhere(
+            (scores, *chain, softmax, *tail), {item.node for item in value_products}
+        )
+        lengths = {
+            _dim(shapes, source.base, source.length_axis) for source in (key, *(item.source for item in value_products))
+        }
         if len(lengths) > 1 and all(isinstance(size, int) for size in lengths):
             # Lengths under different names are the same in every run: the product with the values asks for it.
             raise UnreadableError(f"keys {key.base.name!r} and values {value.base.name!r} have different lengths")
@@ -223,14 +234,13 @@ class _Reader:
             chain=chain,
             softmax=softmax,
             tail=tail,
-            product=product,
+            value_products=value_products,
             key=key,
-            value=value,
             score_scale=score_product.scale,
-            value_scale=value_product.scale,
             sink=sink,
             stabiliser=_stabiliser(chain, softmax),
-            probabilities_read=self._other_reader(scores, chain, tail, product),
+            exposed=exposed,
+            probabilities_read=read_by,
             batch=batch,
             heads=heads,
             length=length,
@@ -294,21 +304,36 @@ class _Reader:
 
     # ---- down to the value product --------------------------------------------------------------------------------
 
-    def _down(self) -> tuple[tuple[ir.Node, ...], ir.Node | None]:
-        """The nodes behind the softmax up to the product with the values."""
+    def _down(self) -> tuple[tuple[ir.Node, ...], tuple[ir.Node, ...]]:
+        """The nodes behind the softmax up to the products with values, and these."""
         tail: list[ir.Node] = []
         value = self._softmax.outputs[0]
         while len(tail) < _MAX_CHAIN:
             following = readers(value)
-            product = next((node for node in following if is_product(node) and node.inputs[0] is value), None)
-            if product is not None:
-                return tuple(tail), product
+            products = [node for node in following if is_product(node) and node.inputs[0] is value]
+            if products:
+                return tuple(tail), tuple(dict.fromkeys(products))
             node = self._next(value, following, tail)
             if node is None:
-                return tuple(tail), None
+                return tuple(tail), ()
             tail.append(node)
             value = node.outputs[0]
-        return tuple(tail), None
+        return tuple(tail), ()
+
+    def _value_product(self, node: ir.Node, key: KeyValueSource, batch: Dim, heads: Dim) -> ValueProduct | None:
+        """A further product of the probabilities, where its values are laid out as the keys are; else only a reader."""
+        values = node.inputs[1]
+        if values is None or node.graph is not self._softmax.graph:
+            return None
+        try:
+            product = read_product(node)
+            source = find_source(values, *product.axes((-2, -1)), self._shapes, "values", batch)
+        except UnreadableError:
+            return None
+        source = broadcast_heads(source, heads)
+        features = self._shapes.dim(node.outputs[0], -1)
+        alike = (key.heads, key.repeats) == (source.heads, source.repeats) and isinstance(features, int)
+        return ValueProduct(node, source, product.scale) if alike else None
 
     def _next(self, value: ir.Value, following: list[ir.Node], tail: list[ir.Node]) -> ir.Node | None:
         """The next node of the chain; the IsNaN of a guard is taken together with the Where that it steers."""
@@ -380,18 +405,24 @@ class _Reader:
 
     # ---- who else looks -------------------------------------------------------------------------------------------
 
-    def _other_reader(
-        self, scores: ir.Node, chain: tuple[ir.Node, ...], tail: tuple[ir.Node, ...], product: ir.Node
-    ) -> str | None:
-        inside = {scores, *chain, self._softmax, *tail, product}
-        for node in (scores, *chain, self._softmax, *tail):
+    def _read_elsewhere(
+        self, nodes: tuple[ir.Node, ...], products: set[ir.Node]
+    ) -> tuple[tuple[ir.Value, ...], str | None]:
+        """What ``nodes`` make on the way and others read too, and the first of these others."""
+        inside = {*nodes, *products}
+        exposed: list[ir.Value] = []
+        first: str | None = None
+        for node in nodes:
             for value in node.outputs:
-                if value.is_graph_output():
-                    return f"graph output {value.name!r}"
-                for reader in readers(value):
-                    if reader not in inside and not is_op(reader, "Shape", "Size"):
-                        return f"node {reader.name!r} ({reader.op_type})"
-        return None
+                others = [
+                    reader for reader in readers(value) if reader not in inside and not is_op(reader, "Shape", "Size")
+                ]
+                if not others and not value.is_graph_output():
+                    continue
+                exposed.append(value)
+                told = f"graph output {value.name!r}" if value.is_graph_output() else ""
+                first = first or told or f"node {others[0].name!r} ({others[0].op_type})"
+        return tuple(exposed), first
 
 
 def _operands(scores: ir.Node, chain: tuple[ir.Node, ...]) -> list[ir.Value]:

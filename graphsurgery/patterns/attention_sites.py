@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from graphsurgery.analysis.bodies import Body
     from graphsurgery.analysis.dims import Dim
 
-__all__ = ["AttentionSite", "FusedAttention", "KeyValueSource", "Sink"]
+__all__ = ["AttentionSite", "FusedAttention", "KeyValueSource", "Sink", "ValueProduct"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +45,21 @@ class KeyValueSource:
 
 
 @dataclasses.dataclass(frozen=True)
+class ValueProduct:
+    """A product of the probabilities with values.
+
+    Attributes:
+        node: the product; its output is ``[B, H, S, Dv]``.
+        source: where its values come from.
+        scale: what the product itself multiplies by.
+    """
+
+    node: ir.Node
+    source: KeyValueSource
+    scale: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Sink:
     """A learned score that takes part in the softmax and is dropped behind it.
 
@@ -69,14 +84,13 @@ class AttentionSite(Site):
         chain: the nodes from the scores to the softmax, both excluded, in execution order.
         softmax: the softmax.
         tail: the nodes from the softmax to the value product, both excluded.
-        product: the value product; its output is ``[B, H, S, Dv]``.
+        value_products: the product with the values; several where some share their probabilities.
         key: where the keys come from.
-        value: where the values come from.
         score_scale: what the score product itself multiplies by.
-        value_scale: what the value product itself multiplies by.
         sink: the sink, where there is one.
         stabiliser: the (ReduceMax, Sub) nodes of the chain that subtract the row maximum: without effect on a softmax.
-        probabilities_read: who else reads the scores or probabilities; None where nobody does.
+        exposed: what is made on the way from the scores to the probabilities and read by others too, ``[B, H, S, T]``.
+        probabilities_read: the first of these others; None where there are none.
         batch: B.
         heads: H.
         length: S.
@@ -89,19 +103,33 @@ class AttentionSite(Site):
     chain: tuple[ir.Node, ...]
     softmax: ir.Node
     tail: tuple[ir.Node, ...]
-    product: ir.Node
+    value_products: tuple[ValueProduct, ...]
     key: KeyValueSource
-    value: KeyValueSource
     score_scale: float
-    value_scale: float
     sink: Sink | None
     stabiliser: tuple[ir.Node, ...]
+    exposed: tuple[ir.Value, ...]
     probabilities_read: str | None
     batch: Dim
     heads: Dim
     length: Dim
     total: Dim
     body: Body
+
+    @property
+    def product(self) -> ir.Node:
+        """The first value product, by which the site is known."""
+        return self.value_products[0].node
+
+    @property
+    def value(self) -> KeyValueSource:
+        """Where the values of the first value product come from."""
+        return self.value_products[0].source
+
+    @property
+    def attended(self) -> tuple[ir.Value, ...]:
+        """What its value products make, ``[B, H, S, Dv]`` each."""
+        return tuple(item.node.outputs[0] for item in self.value_products)
 
     @property
     def graph(self) -> ir.Graph:

@@ -1,4 +1,5 @@
-"""Attention in spellings of their own: products written as Einsum, queries in groups on five axes, a softmax by hand.
+"""Attention in spellings of their own: products written as Einsum or with an operand turned, keys times queries, queries
+in groups on five axes, a softmax by hand or over another axis than the last.
 
 What these say is what a MatMul on ``[B, H, S, D]``, a Softmax and a MatMul say; here it is read how each operand has
 its axes, so that a pass can write it so. Nothing is taken that a plain reading would have taken.
@@ -7,26 +8,29 @@ its axes, so that a pass can write it so. Nothing is taken that a plain reading 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from graphsurgery.analysis.constants import const_ints
 from graphsurgery.patterns.attention_sites import FusedAttention
 from graphsurgery.patterns.matcher import is_op, readers
+from graphsurgery.patterns.products import is_product
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import onnx_ir as ir
 
     from graphsurgery.analysis.bodies import Body
     from graphsurgery.analysis.shapes import ShapeView
 
-__all__ = ["SpelledAttention", "SpelledProduct", "is_softmax_by_hand", "read_spelled"]
+__all__ = ["SpelledAttention", "SpelledProduct", "axes_behind", "is_softmax_by_hand", "read_spelled"]
 
 _CHAIN = frozenset({
-    "Add", "Sub", "Mul", "Div", "Tanh", "Where", "Cast", "CastLike", "Identity", "Clip", "Max", "Min", "Neg", "Dropout",
+    "Transpose", "Add", "Sub", "Mul", "Div", "Tanh", "Where", "Cast", "CastLike", "Identity", "Clip", "Max", "Min", "Neg", "Dropout",
 })  # fmt: skip
-_TAIL = frozenset({"Cast", "CastLike", "Identity", "Dropout"})
+_TAIL = frozenset({"Cast", "CastLike", "Identity", "Dropout", "Transpose"})
 _MAX_CHAIN = 24
-_LABELS = "bkgsdt"
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,12 +38,13 @@ class SpelledProduct:
     """A product of two operands.
 
     Attributes:
-        node: MatMul or Einsum.
+        node: MatMul, FusedMatMul or Einsum.
         left: the operand with the queries: the queries themselves, or the probabilities.
         right: the keys or values.
         left_axes: one letter for each axis of ``left``.
         right_axes: the same of ``right``.
         result_axes: the same of the result.
+        scale: what the product itself multiplies by.
     """
 
     node: ir.Node
@@ -48,6 +53,7 @@ class SpelledProduct:
     left_axes: str
     right_axes: str
     result_axes: str
+    scale: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,7 +61,7 @@ class SpelledAttention(FusedAttention):
     """An attention that is to be written anew before it can be blocked; ``node`` is the value product.
 
     Attributes:
-        scores: the score product; its result is ``[B, H, S, T]`` or ``[B, G, R, S, T]``.
+        scores: the score product; its result is ``[B, H, S, T]`` in any order, or ``[B, G, R, S, T]``.
         chain: the nodes from the scores to the softmax, both excluded, in execution order.
         softmax: the last node of the softmax, by which the probabilities are known.
         softmax_input: what the softmax is taken of.
@@ -112,18 +118,28 @@ def read_spelled(last: ir.Node, number: int, layer: int | None, body: Body) -> S
     view = body.view
     source = last.inputs[0] if is_op(last, "Softmax") else _by_hand(last, view)
     rank = view.rank(last.outputs[0])
-    if source is None or rank not in (4, 5) or (is_op(last, "Softmax") and not _softmax_over_last(last, rank, body)):
+    if source is None or rank not in (4, 5):
         return None
+    axis = _softmax_axis(last, rank, body) if is_op(last, "Softmax") else rank - 1
     found, down = _up(source), _down(last)
-    if found is None or down is None:
+    if axis is None or found is None or down is None:
         return None
     (scores, chain), (tail, product) = found, down
     if any(node.graph is not last.graph for node in (scores, *chain, *tail, product)):
         return None
-    axes = "bhst" if rank == 4 else "bkgst"
-    score_product = _score_product(scores, axes, view)
-    value_product = _value_product(product, (tail or (last,))[-1].outputs[0], axes, view)
-    if score_product is None or value_product is None:
+    turned = any(is_op(node, "Transpose") for node in (*chain, *tail))
+    order = axes_behind(chain, scores.outputs[0], tuple(range(rank))).get(source)
+    if order is None or (turned and rank == 5):
+        return None
+    score_product = _score_product(scores, rank, order[axis], view)
+    if score_product is None:
+        return None
+    axes = score_product.result_axes
+    by_softmax = "".join(axes[place] for place in order)
+    weights = (tail or (last,))[-1].outputs[0]
+    in_tail = axes_behind(tail, last.outputs[0], tuple(by_softmax))
+    value_product = _value_product(product, weights, "".join(in_tail[weights]), view)
+    if value_product is None:
         return None
     groups = None
     if rank == 5:
@@ -132,7 +148,11 @@ def read_spelled(last: ir.Node, number: int, layer: int | None, body: Body) -> S
         if len(numbers) != 2 or not all(_fits(value, numbers, view) for value in _outside(scores, chain)):
             return None
         groups = (numbers[0], numbers[1])
-    plain = rank == 4 and not any(is_op(node, "Einsum") for node in (scores, product)) and is_op(last, "Softmax")
+    elif (turned or axes != "bhst") and not all(view.rank(value) is not None for value in _outside(scores, chain)):
+        return None
+    plain = (
+        is_op(last, "Softmax") and not turned and _is_plain(score_product, "bhsd") and _is_plain(value_product, "bhst")
+    )
     if plain or _read_elsewhere((scores, *chain, *_softmax_nodes(last), *tail), product):
         return None
     return SpelledAttention(
@@ -154,12 +174,35 @@ def read_spelled(last: ir.Node, number: int, layer: int | None, body: Body) -> S
     )
 
 
-def _softmax_over_last(node: ir.Node, rank: int, body: Body) -> bool:
+def axes_behind(nodes: Sequence[ir.Node], start: ir.Value, axes: tuple[T, ...]) -> dict[ir.Value, tuple[T, ...]]:
+    """What each axis of ``start`` is called, followed through ``nodes``, which are element by element or transpose."""
+    known = {start: axes}
+    for node in nodes:
+        through = next((item for item in node.inputs if item in known), None)
+        if through is None:
+            continue
+        order = known[through]
+        if is_op(node, "Transpose"):
+            perm = node.attributes.get("perm")
+            places = perm.as_ints() if perm is not None else range(len(order) - 1, -1, -1)
+            order = tuple(order[place] for place in places)
+        known[node.outputs[0]] = order
+    return known
+
+
+def _is_plain(product: SpelledProduct, left: str) -> bool:
+    """Whether a product is written as the plain reading takes it: no Einsum, its left operand as it is."""
+    return not is_op(product.node, "Einsum") and product.left_axes == left and product.node.inputs[0] is product.left
+
+
+def _softmax_axis(node: ir.Node, rank: int, body: Body) -> int | None:
+    """The axis that a Softmax runs over; None where each call chooses it, or where it runs over the rest of them."""
     attribute = node.attributes.get("axis")
     if attribute is not None and attribute.is_ref():
-        return False
-    axis = attribute.as_int() if attribute is not None else (-1 if (node.version or body.opset) >= 13 else 1)
-    return axis % rank == rank - 1
+        return None
+    by_axis = (node.version or body.opset) >= 13
+    axis = (attribute.as_int() if attribute is not None else -1 if by_axis else 1) % rank
+    return axis if by_axis or axis == rank - 1 else None
 
 
 def _softmax_nodes(last: ir.Node) -> tuple[ir.Node, ...]:
@@ -186,13 +229,13 @@ def _up(source: ir.Value) -> tuple[ir.Node, tuple[ir.Node, ...]] | None:
             return leads[value]
         leads[value] = False
         node = value.producer()
-        if node is None or depth > _MAX_CHAIN or node.domain:
+        if node is None or depth > _MAX_CHAIN:
             return False
-        if node.op_type in ("MatMul", "Einsum"):
+        if _is_product(node):
             products.setdefault(node)
             leads[value] = True
             return True
-        if node.op_type not in _CHAIN:
+        if node.domain or node.op_type not in _CHAIN:
             return False
         found = [climb(item, depth + 1) for item in node.inputs if item is not None]
         if any(found):
@@ -211,22 +254,30 @@ def _down(last: ir.Node) -> tuple[tuple[ir.Node, ...], ir.Node] | None:
     value = last.outputs[0]
     while len(tail) < _MAX_CHAIN:
         following = readers(value)
-        if len(following) != 1 or value.is_graph_output() or following[0].domain:
+        if len(following) != 1 or value.is_graph_output():
             return None
         node = following[0]
-        if node.op_type in ("MatMul", "Einsum"):
+        if _is_product(node):
             return tuple(tail), node
-        if node.op_type not in _TAIL or node.inputs[0] is not value:
+        if node.domain or node.op_type not in _TAIL or node.inputs[0] is not value:
             return None
         tail.append(node)
         value = node.outputs[0]
     return None
 
 
-def _labels(node: ir.Node) -> tuple[str, str, str] | None:
-    """The letters of both operands and of the result of an Einsum of two, each letter once in each."""
+def _is_product(node: ir.Node) -> bool:
+    return is_product(node) or is_op(node, "Einsum")
+
+
+def _letters(node: ir.Node, view: ShapeView) -> tuple[str, str, str] | None:
+    """A letter for each axis of both operands and of the result of a product of two, each letter once in each."""
+    if len(node.inputs) != 2 or any(item is None for item in node.inputs):
+        return None
+    if not is_op(node, "Einsum"):
+        return _letters_of_product(node, view)
     attribute = node.attributes.get("equation")
-    if attribute is None or attribute.is_ref() or len(node.inputs) != 2:
+    if attribute is None or attribute.is_ref():
         return None
     text = attribute.as_string().replace(" ", "")
     operands, arrow, result = text.partition("->")
@@ -238,6 +289,24 @@ def _labels(node: ir.Node) -> tuple[str, str, str] | None:
     return left, right, result
 
 
+def _letters_of_product(node: ir.Node, view: ShapeView) -> tuple[str, str, str] | None:
+    """The same of a MatMul or FusedMatMul whose operands have equally many axes."""
+    ranks = {view.rank(item) for item in node.inputs if item is not None}
+    if len(ranks) != 1 or (rank := ranks.pop()) is None or not 3 <= rank <= 5:
+        return None
+    batch = "abc"[: rank - 2]
+    names = ("transA", "transB", "transBatchA", "transBatchB")
+    if any(name in node.attributes and node.attributes[name].is_ref() for name in names):
+        return None
+    turned = {name: name in node.attributes and bool(node.attributes[name].as_int()) for name in names}
+    sides = []
+    for last, side in ((("m", "k"), "A"), (("k", "n"), "B")):
+        row, column = last[::-1] if turned[f"trans{side}"] else last
+        # With transBatch the first axis is the rows', and those of the batch follow.
+        sides.append(row + batch + column if turned[f"transBatch{side}"] else batch + row + column)
+    return sides[0], sides[1], batch + "mn"
+
+
 def _renamed(parts: tuple[str, str, str], names: dict[str, str]) -> tuple[str, str, str] | None:
     if any(letter not in names for part in parts for letter in part):
         return None
@@ -245,54 +314,52 @@ def _renamed(parts: tuple[str, str, str], names: dict[str, str]) -> tuple[str, s
     return left, right, result
 
 
-def _score_product(node: ir.Node, axes: str, view: ShapeView) -> SpelledProduct | None:
-    """The score product with its axes by the letters of ``axes`` and ``d``."""
+def _scale(node: ir.Node) -> float:
+    alpha = node.attributes.get("alpha")
+    return 1.0 if alpha is None else alpha.as_float()
+
+
+def _score_product(node: ir.Node, rank: int, axis: int, view: ShapeView) -> SpelledProduct | None:
+    """The score product with its axes by letters: of batch, heads, rows s, keys t (``axis``) and features d."""
     first, second = node.inputs[0], node.inputs[1]
-    if first is None or second is None:
+    parts = _letters(node, view)
+    if parts is None or first is None or second is None or len(parts[2]) != rank:
         return None
-    heads = axes[1:-2]
-    if is_op(node, "MatMul"):
-        if view.rank(first) != len(axes) or view.rank(second) != len(axes):
+    left, right, result = parts
+    summed = [letter for letter in left if letter not in result]
+    if len(summed) != 1 or summed[0] not in right or (rank == 5 and axis != 4):
+        return None
+    if rank == 5:
+        names = dict(zip(result, "bkgst", strict=True))
+    else:
+        both = [letter for letter in result if letter in left and letter in right]
+        rows = [letter for letter in result if letter not in both and letter != result[axis]]
+        if len(both) != 2 or len(rows) != 1:
             return None
-        # The rows must be those of the queries: their own axes carry all the heads.
-        found = ("b" + heads + "sd", "b" + heads + "dt", axes)
-        return SpelledProduct(node, first, second, *found) if _is_static(view.dim(first, -1)) else None
-    parts = _labels(node)
-    if parts is None or len(parts[2]) != len(axes):
-        return None
-    names = dict(zip(parts[2], axes, strict=True))
-    summed = [letter for letter in parts[0] if letter not in names]
-    if len(summed) != 1 or summed[0] not in parts[1]:
-        return None
+        names = {both[0]: "b", both[1]: "h", rows[0]: "s", result[axis]: "t"}
     renamed = _renamed(parts, names | {summed[0]: "d"})
     if renamed is None:
         return None
     left, right, result = renamed
     if "t" in left and "s" in right:
         left, right, first, second = right, left, second, first
-    shared = {"b", "k"} if len(axes) == 5 else {"b", "h"}
-    if set(left) != {*axes, "d"} - {"t"} or set(right) != shared | {"d", "t"}:
+    shared = {"b", "k"} if rank == 5 else {"b", "h"}
+    every_head = rank == 5 and not is_op(node, "Einsum")
+    if set(left) != {*result, "d"} - {"t"} or set(right) != shared | {"d", "t"} | ({"g"} if every_head else set()):
         return None
     if not _is_static(view.dim(first, left.index("d"))):
         return None
-    return SpelledProduct(node, first, second, left, right, result)
+    return SpelledProduct(node, first, second, left, right, result, _scale(node))
 
 
 def _value_product(node: ir.Node, weights: ir.Value, axes: str, view: ShapeView) -> SpelledProduct | None:
     """The value product with its axes by the letters of ``axes`` and ``d``, now the features of the values."""
     first, second = node.inputs[0], node.inputs[1]
-    if first is None or second is None:
-        return None
-    heads = axes[1:-2]
-    if is_op(node, "MatMul"):
-        if first is not weights or view.rank(second) != len(axes) or not _is_static(view.dim(second, -1)):
-            return None
-        return SpelledProduct(node, first, second, axes, "b" + heads + "td", axes[:-1] + "d")
-    parts = _labels(node)
-    if parts is None:
+    parts = _letters(node, view)
+    if parts is None or first is None or second is None:
         return None
     left, right, result = parts
-    if second is weights:
+    if second is weights and first is not weights:
         left, right, first, second = right, left, second, first
     if first is not weights or len(left) != len(axes):
         return None
@@ -305,13 +372,13 @@ def _value_product(node: ir.Node, weights: ir.Value, axes: str, view: ShapeView)
         return None
     left, right, result = renamed
     shared = {"b", "k"} if len(axes) == 5 else {"b", "h"}
-    if set(right) != shared | {"d", "t"} or set(result) != {*axes, "d"} - {"t"}:
+    every_head = len(axes) == 5 and not is_op(node, "Einsum")
+    wanted = shared | {"d", "t"} | ({"g"} if every_head else set())
+    if set(right) != wanted or set(result) != {*axes, "d"} - {"t"}:
         return None
-    return (
-        SpelledProduct(node, first, second, left, right, result)
-        if _is_static(view.dim(second, right.index("d")))
-        else None
-    )
+    if not _is_static(view.dim(second, right.index("d"))):
+        return None
+    return SpelledProduct(node, first, second, left, right, result, _scale(node))
 
 
 def _is_static(size: object) -> bool:

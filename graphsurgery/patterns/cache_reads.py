@@ -168,9 +168,10 @@ class _Finder:
         else:
             edges = self._decomposed(site)
             end = self._inside(site)
-        keys, values = (self._behind(edge, site.body) for edge in edges[:2])
+        caches: dict[ir.Value, CacheSite] = {}
+        for edge in edges[: 1 + len(site.value_products) if isinstance(site, AttentionSite) else 2]:
+            caches.update(self._behind(edge, site.body))
         slots = self._size(edges[0], site.body.view)
-        caches = {**keys, **values}
         # A function may serve layers of both kinds.
         some_or_all = any if site.body.function is None else all
         windows = some_or_all(cache.sliding for cache in caches.values())
@@ -201,7 +202,8 @@ class _Finder:
             remedy = "" if site.body.function is None else ": a caller may want them whole; run inline-functions first"
             raise _NotBoundedError(f"its scores or probabilities are also read by {site.probabilities_read}{remedy}")
         edges = []
-        for node, plain in ((site.scores, (-1, -2)), (site.product, (-2, -1))):
+        products = [(item.node, (-2, -1)) for item in site.value_products]
+        for node, plain in ((site.scores, (-1, -2)), *products):
             value = node.inputs[1]
             rank = site.body.view.rank(value) if value is not None else None
             if rank is None:

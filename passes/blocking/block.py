@@ -14,7 +14,7 @@ from graphsurgery.patterns.matcher import is_op
 
 if TYPE_CHECKING:
     from graphsurgery.passes.blocking.site_writer import SiteWriter
-    from graphsurgery.patterns.attention_sites import KeyValueSource
+    from graphsurgery.patterns.attention_sites import KeyValueSource, ValueProduct
 
 __all__ = ["Block"]
 
@@ -41,6 +41,8 @@ class Block:
         self._columns = columns
         self._folded = site_writer.plan.fold and heads.groups is not None and heads.repeats > 1
         self._query = self._fold(query, "query_folded") if self._folded else query
+        self.exposed: list[ir.Value] = []
+        """The block's part of each of ``site.exposed``, ``[B, h, s, T]``, once :meth:`plain` has made them."""
 
     # ---- products -------------------------------------------------------------------------------------------------
 
@@ -82,15 +84,23 @@ class Block:
         return self._unfold(scores, "scores_by_head") if self._folded else scores
 
     def _weighted(self, probabilities: ir.Value, columns: Span) -> ir.Value:
-        values = self._of.operand(self._site.value, 1, self._heads, columns)
-        values = self._spread(values, self._site.value)
+        """What the products attend, ``[B, h, s, Dv]``, side by side where there are several."""
         if self._folded:
             probabilities = self._fold(probabilities, "weights_folded")
-        out = self._rewrite.emit("MatMul", [probabilities, values], name="weighted", dtype=values.dtype)
-        for node in self._site.value.scales:
-            out = self._of.scaled(node, out)
-        out = self._of.multiplied(out, self._site.value_scale, "scaled_values")
+        made = [
+            self._product(probabilities, item, place, columns) for place, item in enumerate(self._site.value_products)
+        ]
+        out = made[0]
+        if len(made) > 1:
+            out = self._rewrite.emit("Concat", made, {"axis": 3}, name="side_by_side", dtype=out.dtype)
         return self._unfold(out, "weighted_by_head") if self._folded else out
+
+    def _product(self, probabilities: ir.Value, item: ValueProduct, place: int, columns: Span) -> ir.Value:
+        values = self._spread(self._of.operand(item.source, 1 + place, self._heads, columns), item.source)
+        out = self._rewrite.emit("MatMul", [probabilities, values], name="weighted", dtype=values.dtype)
+        for node in item.source.scales:
+            out = self._of.scaled(node, out)
+        return self._of.multiplied(out, item.scale, "scaled_values")
 
     def _spread(self, block: ir.Value, source: KeyValueSource) -> ir.Value:
         """Key heads repeated for the query heads of their group, where they are not folded."""
@@ -109,6 +119,7 @@ class Block:
         made = {site.scores.outputs[0]: self._scores(self._columns)}
         for node in (*site.chain, site.softmax, *site.tail):
             self._replay(node, made, self._columns)
+        self.exposed = [made[value] for value in site.exposed]
         last = (site.tail or (site.softmax,))[-1]
         return self._weighted(made[last.outputs[0]], self._columns)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from graphsurgery.patterns.attention_sites import AttentionSite
     from graphsurgery.patterns.masks import Mask
 
-__all__ = ["BlockPlan", "Heads", "State", "keys_blockable", "row_guard", "unclear_operand"]
+__all__ = ["BlockPlan", "Heads", "State", "keys_blockable", "row_guards", "unclear_operand"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,9 +100,17 @@ def unclear_operand(site: AttentionSite, view: ShapeView) -> str | None:
     return None
 
 
-def row_guard(site: AttentionSite) -> ir.Node | None:
-    """The Where behind the value product that replaces rows without an attended key."""
-    output = site.product.outputs[0]
+def row_guards(site: AttentionSite) -> tuple[ir.Node, ...]:
+    """The Where behind each value product that replaces rows without an attended key; none where they are unlike."""
+    found = [_row_guard(site, item.node.outputs[0]) for item in site.value_products]
+    guards = tuple(guard for guard in found if guard is not None)
+    if len(guards) != len(found):
+        return ()
+    first, *others = ([item for item in guard.inputs if item not in site.attended] for guard in guards)
+    return guards if all(inputs == first for inputs in others) else ()
+
+
+def _row_guard(site: AttentionSite, output: ir.Value) -> ir.Node | None:
     following = readers(output)
     if len(following) != 1 or output.is_graph_output() or not is_op(following[0], "Where"):
         return None

@@ -48,20 +48,44 @@ class SiteWriter:
         self._separated: dict[tuple[ir.Value, ir.Graph], ir.Value] = {}
         self._sliced: dict[tuple[int, Heads, Span, ir.Graph], ir.Value] = {}
 
-    def write(self) -> ir.Value:
-        """The whole site, in the layout in which it is read."""
-        written = self._by_rows()
-        if not self.merged:
-            return written
-        shape = self.shapes.shape(self.site.product.outputs[0])
-        assert shape is not None
-        rows = as_value(self.rewrite, self.writer.bound(self.site.length, (self.site.query, 2)))
-        features = self.rewrite.constant([shape[-1] if isinstance(shape[-1], int) else -1], "features")
-        sizes = [self.rewrite.constant([-1], "merged"), rows, features]
-        target = self.rewrite.emit("Concat", sizes, {"axis": 0}, name="shape_together", dtype=_INT64, shape=[3])
-        return self.rewrite.emit("Reshape", [written, target], name="heads_together", dtype=self.dtype)
+    def write(self) -> list[ir.Value]:
+        """The whole site, in the layout in which it is read: what each product attends, and each of ``site.exposed``."""
+        attended, *exposed = self._by_rows()
+        widths = [self.shapes.dim(value, -1) or -1 for value in self.site.attended]
+        if self.merged:
+            attended = self._together(attended, sum(widths) if len(widths) > 1 else widths[0])
+        whole = self._apart_by_features(attended, widths) if len(widths) > 1 else [attended]
+        for value, made in zip(self.site.exposed, exposed, strict=True):
+            sizes = self.shapes.shape(value)
+            whole.append(self._together(made, None) if sizes is not None and len(sizes) == 3 else made)
+        return whole
 
-    def _by_rows(self) -> ir.Value:
+    def _apart_by_features(self, attended: ir.Value, widths: list[Dim]) -> list[ir.Value]:
+        """What several products attend, which is made side by side."""
+        axis = (self.shapes.rank(self.site.product.outputs[0]) or 4) - 1
+        parts, first = [], 0
+        for width in widths:
+            assert isinstance(width, int)
+            span = Span(first, first + width, width)
+            parts.append(cut(self.rewrite, attended, ((axis, span),), name="attended"))
+            first += width
+        return parts
+
+    def _together(self, value: ir.Value, features: Dim | None) -> ir.Value:
+        """``[B, H, S, x]`` as ``[B*H, S, x]``; x is read from the value where it is not given."""
+        rewrite = self.rewrite
+        dtype = value.dtype or self.dtype
+        if features is None:
+            sizes = rewrite.emit("Shape", [value], name="sizes_apart", dtype=_INT64, shape=[4])
+            rest = [cut(rewrite, sizes, ((0, Span(2, 4, 2)),), name="rows_and_columns")]
+        else:
+            rows = as_value(rewrite, self.writer.bound(self.site.length, (self.site.query, 2)))
+            rest = [rows, rewrite.constant([features if isinstance(features, int) else -1], "features")]
+        parts = [rewrite.constant([-1], "merged"), *rest]
+        target = rewrite.emit("Concat", parts, {"axis": 0}, name="shape_together", dtype=_INT64, shape=[3])
+        return rewrite.emit("Reshape", [value, target], name="heads_together", dtype=dtype)
+
+    def _by_rows(self) -> list[ir.Value]:
         """With ``min_rows``, both paths in an If on the number of rows."""
         plan = self.plan
         if not plan.min_rows or isinstance(self.site.length, int):
@@ -71,7 +95,13 @@ class SiteWriter:
         then = self._branch(self._whole_plan(), "few")
         self.few_rows = 0
         bodies = {"then_branch": then, "else_branch": self._branch(plan, "many")}
-        return self._typed_like(self.rewrite.emit_holder("If", [few], bodies, name="by_rows")[0])
+        results = self._results()
+        outputs = self.rewrite.emit_holder("If", [few], bodies, name="by_rows", outputs=len(results))
+        return [self._typed_like(made, value) for made, value in zip(outputs, results, strict=True)]
+
+    def _results(self) -> tuple[ir.Value, ...]:
+        """What the exporter's nodes make that is read outside: what is attended first."""
+        return (self.site.product.outputs[0], *self.site.exposed)
 
     def _whole_plan(self) -> BlockPlan:
         return BlockPlan(fold=self.plan.fold)
@@ -115,7 +145,7 @@ class SiteWriter:
     def _branch(self, plan: BlockPlan, name: str) -> ir.Graph:
         body = self.rewrite.body(name, ())
         with self.rewrite.inside(body), self._planned(plan):
-            body.outputs.append(self._blocked())
+            body.outputs.extend(self._blocked())
         return body
 
     @contextlib.contextmanager
@@ -124,25 +154,24 @@ class SiteWriter:
         yield
         self.plan = saved
 
-    def _typed_like(self, value: ir.Value) -> ir.Value:
-        """``value`` declared as what it is: the attended values ``[B, H, s, Dv]``."""
-        output = self.site.product.outputs[0]
+    def _typed_like(self, value: ir.Value, output: ir.Value) -> ir.Value:
+        """``value`` declared to be of the type of ``output``."""
         dtype = self.shapes.dtype(output)
         if dtype is not None:
             value.type = ir.TensorType(dtype)
         return value
 
-    def _blocked(self) -> ir.Value:
+    def _blocked(self) -> list[ir.Value]:
         return self._join([self._write_heads(heads) for heads in self._head_blocks()], 1, "heads")
 
-    def _write_heads(self, heads: Heads) -> ir.Value:
+    def _write_heads(self, heads: Heads) -> list[ir.Value]:
         if self.plan.q_block_size is not None:
             return self._loop_rows(heads, self.plan.q_block_size)
         rows = self.writer.edges(self.site.length, self.plan.q_blocks, (self.site.query, 2))
         parts = [self._write_block(heads, span, len(rows) == 1) for span in rows]
         return self._join(parts, 2, "rows")
 
-    def _loop_rows(self, heads: Heads, size: int) -> ir.Value:
+    def _loop_rows(self, heads: Heads, size: int) -> list[ir.Value]:
         """A Loop over query blocks of ``size`` rows, the last one shorter, whatever S is at run time."""
         surveyor, plan = self.writer.surveyor, self.plan
         trimmed = plan.mask if plan.skip == "trim" else None
@@ -150,37 +179,48 @@ class SiteWriter:
         rewrite, emit, constant = self.rewrite, self.rewrite.emit, self.rewrite.constant
         length = as_value(rewrite, self.writer.bound(self.site.length, (self.site.query, 2)))
         trips = self.writer.trips(self.site.length, length, size)
-        dtype = self.dtype or _FLOAT
-        sequence = ir.SequenceType(ir.TensorType(dtype))
+        kinds = [self.shapes.dtype(value) or self.dtype or _FLOAT for value in self._results()]
+        sequences = [ir.SequenceType(ir.TensorType(kind)) for kind in kinds]
+        done = [("done" if place == 0 else f"done_{place}", kind, ()) for place, kind in enumerate(sequences)]
         body = rewrite.body(
             "query_block",
-            (
-                ("number", ir.TensorType(_INT64), ()),
-                ("go_on", ir.TensorType(ir.DataType.BOOL), ()),
-                ("done", sequence, ()),
-            ),
+            (("number", ir.TensorType(_INT64), ()), ("go_on", ir.TensorType(ir.DataType.BOOL), ()), *done),
         )
-        number, go_on, done = body.inputs
-        done.shape = None
+        number, go_on, *before = body.inputs
+        for value in before:
+            value.shape = None
         with rewrite.inside(body):
             span = row_block(self.writer, number, size, length)
             columns = surveyor.columns(survey, number) if survey is not None else None
-            out = self._write_block(heads, span, whole=False, needed=columns, survey=survey)
-            more = emit("SequenceInsert", [done, out], name="more_done", dtype=None)
-            more.type = sequence
+            made = self._write_block(heads, span, whole=False, needed=columns, survey=survey)
             body.outputs.append(emit("Identity", [go_on], name="still", dtype=ir.DataType.BOOL, shape=[]))
-            body.outputs.append(more)
-        empty = emit("SequenceEmpty", [], {"dtype": int(dtype)}, name="nothing_done", dtype=None)
-        empty.type = sequence
+            for value, out, sequence in zip(before, made, sequences, strict=True):
+                more = emit("SequenceInsert", [value, out], name="more_done", dtype=None)
+                more.type = sequence
+                body.outputs.append(more)
+        empty = []
+        for kind, sequence in zip(kinds, sequences, strict=True):
+            nothing = emit("SequenceEmpty", [], {"dtype": int(kind)}, name="nothing_done", dtype=None)
+            nothing.type = sequence
+            empty.append(nothing)
         always = constant(np.asarray(True), "always")
-        blocks = rewrite.emit_holder("Loop", [trips, always, empty], {"body": body}, name="query_blocks")[0]
-        blocks.type = sequence
-        return emit("ConcatFromSequence", [blocks], {"axis": 2}, name="rows", dtype=dtype)
+        blocks = rewrite.emit_holder(
+            "Loop", [trips, always, *empty], {"body": body}, name="query_blocks", outputs=len(empty)
+        )
+        joined = []
+        for block, kind, sequence in zip(blocks, kinds, sequences, strict=True):
+            block.type = sequence
+            joined.append(emit("ConcatFromSequence", [block], {"axis": 2}, name="rows", dtype=kind))
+        return joined
 
-    def _join(self, parts: list[ir.Value], axis: int, name: str) -> ir.Value:
+    def _join(self, parts: list[list[ir.Value]], axis: int, name: str) -> list[ir.Value]:
+        """The results of several blocks, each joined with its like."""
         if len(parts) == 1:
             return parts[0]
-        return self.rewrite.emit("Concat", parts, {"axis": axis}, name=name, dtype=parts[0].dtype)
+        return [
+            self.rewrite.emit("Concat", list(alike), {"axis": axis}, name=name, dtype=alike[0].dtype)
+            for alike in zip(*parts, strict=True)
+        ]
 
     def _wide_guard(self) -> ir.Value | None:
         """The condition of the row guard, where it is made of something with rows and columns."""
@@ -191,7 +231,7 @@ class SiteWriter:
 
     def _write_block(
         self, heads: Heads, rows: Span, whole: bool, needed: Span | None = None, survey: Survey | None = None
-    ) -> ir.Value:
+    ) -> list[ir.Value]:
         columns = self.columns
         self._surveyed = needed is not None
         if needed is not None:
@@ -208,7 +248,7 @@ class SiteWriter:
         else:
             spans = self._column_blocks(columns)
             out = block.running(spans)
-        return self._guarded(out, heads, rows, whole, spans, survey)
+        return [self._guarded(out, heads, rows, whole, spans, survey), *block.exposed]
 
     def block_is_needed(self, rows: Span, whole: bool, columns: Span) -> ir.Value | None:
         """Whether some row of a query block needs some column of a key block: a scalar; None where it always does."""
@@ -400,7 +440,7 @@ class SiteWriter:
 
     def _guarded_by(self, guard: ir.Node, condition: ir.Value, out: ir.Value) -> ir.Value:
         inputs = [
-            condition if index == 0 else out if item is self.site.product.outputs[0] else item
+            condition if index == 0 else out if item in self.site.attended else item
             for index, item in enumerate(guard.inputs)
         ]
         return self.rewrite.clone(guard, inputs, name="rows_with_keys")

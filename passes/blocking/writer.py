@@ -9,7 +9,8 @@ import onnx_ir as ir
 
 from graphsurgery.editing.slice_pushing import Cuts, SlicePusher, cut
 from graphsurgery.editing.spans import Bound, Sizes, Span, as_value, blocks_of
-from graphsurgery.passes.blocking.plan import BlockPlan, row_guard
+from graphsurgery.passes.blocking.asked_sizes import answer_sizes
+from graphsurgery.passes.blocking.plan import BlockPlan, row_guards
 from graphsurgery.passes.blocking.site_writer import SiteWriter
 from graphsurgery.passes.blocking.survey import Surveyor, row_cuts_of
 from graphsurgery.patterns.masks import LOW, Mask
@@ -50,16 +51,22 @@ class BlockWriter:
         self._counts: dict[tuple[Dim, str, int], ir.Value] = {}
         self.surveyor = Surveyor(self)
 
-    def write(self, site: AttentionSite, plan: BlockPlan) -> tuple[ir.Value, ir.Value]:
+    def write(self, site: AttentionSite, plan: BlockPlan) -> list[tuple[ir.Value, ir.Value]]:
         """Emit ``site`` as blocks.
 
         Returns:
-            The value that is replaced (the product's, or that of the row guard behind it) and what replaces it.
+            Each value that is replaced and what replaces it: first those of the products, or of the row guards behind
+            them.
         """
-        guard = row_guard(site)
-        end = guard if guard is not None else site.product
-        self.rewrite.before(end)
-        return end.outputs[0], SiteWriter(self, site, plan, guard).write()
+        guards = row_guards(site)
+        ends = [node.outputs[0] for node in guards] or site.attended
+        self.rewrite.before(guards[0] if guards else site.product)
+        made = SiteWriter(self, site, plan, guards[0] if guards else None).write()
+        return list(zip((*ends, *site.exposed), made, strict=True))
+
+    def answer_sizes(self, site: AttentionSite) -> frozenset[ir.Node]:
+        """See :func:`graphsurgery.passes.blocking.asked_sizes.answer_sizes`."""
+        return answer_sizes(self.rewrite, self.shapes, self._sizes, site)
 
     def pusher(self, site: AttentionSite) -> SlicePusher:
         """The slices of everything with the rows and columns of ``site``."""

@@ -48,16 +48,16 @@ class ReadWriter:
         before = [self._value(edge) for edge in site.edges]
         query = site.attention.query
         after = [self._cut(edge, span) for edge in site.edges]
-        output = site.keys.node.outputs[0]
+        outputs = [site.keys.node.outputs[0]]
         if isinstance(site.attention, AttentionSite):
-            output = site.attention.product.outputs[0]
+            outputs = [item.node.outputs[0] for item in site.attention.value_products]
             self._patch_chain(site.attention, site.sink_end, span)
             self._forget_columns(site.attention, site, seen_on)
-        name = output.name or ""
+        names = [output.name or "" for output in outputs]
         bound = [span.end] if isinstance(span.end, ir.Value) and span.end.uses() else []
         function = site.attention.body.function
         scope = "main" if function is None else function.name
-        self._rewrite.record([query, *before], [name], [query, *after, *bound], [name], scope)
+        self._rewrite.record([query, *before], names, [query, *after, *bound], names, scope)
         if isinstance(span.end, ir.Value):
             # Callers that hand over what is cut already leave nothing to do with it here.
             self._rewrite.release(span.end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
 import random
 from pathlib import Path
@@ -20,7 +21,7 @@ from graphsurgery.passes.block_attention import BlockAttention
 from graphsurgery.pipeline import Pipeline
 from graphsurgery.registry import make_pass
 from tests.conftest import SAMPLE_SEED
-from tests.strategies.attentions import TWO_MASKS, AttentionSpec, build
+from tests.strategies.attentions import PLAIN, TWO_MASKS, AttentionSpec, build
 
 if TYPE_CHECKING:
     from graphsurgery.site_report import PassReport
@@ -230,12 +231,56 @@ def test_the_same_run_gives_the_same_file(tmp_path: Path) -> None:
 # ---- reports and refusals -----------------------------------------------------------------------------------------
 
 
-def test_probabilities_as_output_skip_that_layer_only(tmp_path: Path) -> None:
+def test_probabilities_as_output_leave_that_layer_out_of_key_blocks_only(tmp_path: Path) -> None:
     report = check(_path("a04_attention_probs_are_graph_output"), MODES["prefill_kv"], tmp_path / "out.onnx")
-    assert [(site.status, site.reason) for site in report.sites] == [
-        ("refused", "its scores or probabilities are also read by graph output 'attentions.0'"),
-        ("rewritten", "2 key blocks, keys and values not expanded"),
-    ]
+    assert [site.status for site in report.sites] == ["refused", "rewritten"]
+    assert report.sites[0].reason == (
+        "its scores or probabilities are also read by graph output 'attentions.0', and key blocks never have them whole: "
+        "blocks of queries and heads do"
+    )
+
+
+@pytest.mark.parametrize("mode", ["prefill_q", "heads", "not_folded", "loop_q", "unrolled_in_if"])
+def test_probabilities_as_output_are_put_together_from_blocks(mode: str, tmp_path: Path) -> None:
+    report = check(_path("a04_attention_probs_are_graph_output"), MODES[mode], tmp_path / "out.onnx")
+    assert [site.status for site in report.sites] == ["rewritten", "rewritten"]
+    model = load(tmp_path / "out.onnx")
+    (output,) = [value for value in model.graph.outputs if value.name == "attentions.0"]
+    maker = output.producer()
+    assert maker is not None
+    joins = {"loop_q": "If", "unrolled_in_if": "If"}
+    assert maker.op_type == joins.get(mode, "Concat")
+    assert "Softmax" not in {node.op_type for node in model.graph if node.name == "softmax_0"}
+
+
+def test_nothing_keeps_the_scores_for_their_sizes() -> None:
+    """The sink is spread by the shape of the masked scores, as some exporters write it."""
+    spec = dataclasses.replace(PLAIN, sink=True, mask="causal", repeats=1)
+    model = ir.from_proto(build(spec))
+    asking = [node for node in model.graph if node.op_type == "Shape" and node.inputs[0] is not None]
+    makers = {maker.op_type for node in asking if (maker := node.inputs[0].producer()) is not None}
+    assert "Add" in makers
+    report = Pipeline([BlockAttention(q_block_size=4)], check=True)(model).passes[0]
+    assert [site.status for site in report.sites] == ["rewritten"]
+    assert not [node for node in model.graph if node.op_type in ("MatMul", "Softmax")]
+
+
+@pytest.mark.parametrize(
+    "options", [{"q_blocks": 2}, {"q_block_size": 3, "kv_block_size": 4}, {"kv_blocks": 3}], ids=str
+)
+def test_products_with_the_same_probabilities_are_one_site(options: dict[str, int]) -> None:
+    """Scores are made once a block for both products, and both take their own values from the cache."""
+    model = ir.from_proto(build(dataclasses.replace(PLAIN, products=2)))
+    report = Pipeline([BlockAttention(**options, min_rows=0)], check=True)(model).passes[0]  # type: ignore[arg-type]
+    (site,) = report.sites
+    assert site.status == "rewritten"
+    assert site.detail["values"] == "value, key"
+    products = collections.Counter(
+        name.rsplit("/", 1)[-1].split("_")[0]
+        for node in model.graph.all_nodes()
+        if node.op_type == "MatMul" and (name := node.outputs[0].name)
+    )
+    assert products["weighted"] == 2 * products["scores"] > 0
 
 
 def test_fused_attention_is_left_alone() -> None:

@@ -214,15 +214,104 @@ by_hand (float[B,4,S,8] q, float[B,4,P,8] past, float[B,4,S,8] new, int64[B,T] m
 }}"""
 
 
+# Keys times queries, the softmax over the axis in front of the last, and values in front of the probabilities.
+KEYS_FIRST = f"""{HEADER}
+keys_first (float[B,4,S,8] q, float[B,4,P,8] past, float[B,4,S,8] new, int64[B,T] mask) => (float[B,4,8,S] y)
+<int64[2] heads = {{1, 3}}, float low = {{-1e9}}, float scale = {{0.35}}, float[4,1,1] slopes = {{0.25, 0.0625, 0.5, 0.125}},
+ int64 zero = {{0}}, int64 step = {{1}}, int64[1] one = {{1}}>
+{{
+    k = Concat <axis = 2> (past, new)
+    qt = Transpose <perm = [0, 1, 3, 2]> (q)
+    vt = Transpose <perm = [0, 1, 3, 2]> (k)
+    raw = MatMul (k, qt)
+    scaled = Mul (raw, scale)
+    tilted = Mul (scaled, slopes)
+    total = Shape <start = 2, end = 3> (k)
+    rows = Shape <start = 2, end = 3> (q)
+    total_0 = Squeeze (total)
+    rows_0 = Squeeze (rows)
+    before = Sub (total_0, rows_0)
+    own = Range (zero, rows_0, step)
+    place = Add (own, before)
+    columns = Range (zero, total_0, step)
+    columns_2 = Unsqueeze (columns, one)
+    late = Greater (columns_2, place)
+    kept = Cast <to = 9> (mask)
+    absent = Not (kept)
+    hidden = Unsqueeze (absent, heads)
+    out = Or (late, hidden)
+    masked = Where (out, low, tilted)
+    p = Softmax <axis = -2> (masked)
+    y = MatMul (vt, p)
+}}"""
+
+# The probabilities turned for the product with the values, and scores turned in front of the softmax.
+TURNED = KEYS_FIRST.replace("float[B,4,8,S] y", "float[B,4,S,8] y").replace(
+    "y = MatMul (vt, p)", "turned = Transpose <perm = [0, 1, 3, 2]> (p)\n    y = MatMul (turned, k)"
+)
+TURNED_EARLY = TURNED.replace("p = Softmax <axis = -2> (masked)", "early = Transpose <perm = [0, 2, 1, 3]> (masked)")
+TURNED_EARLY = TURNED_EARLY.replace(
+    "turned = Transpose <perm = [0, 1, 3, 2]> (p)",
+    "p = Softmax <axis = 1> (early)\n    turned = Transpose <perm = [0, 2, 3, 1]> (p)",
+)
+
+# Features in front of positions, as some accelerators want them: the softmax over axis 1.
+CHANNELS_FIRST = f"""{HEADER}
+channels (float[B,4,S,8] q, float[B,4,P,8] past, float[B,4,S,8] new, int64[B,T] mask) => (float[B,8,4,S] y)
+<int64[2] heads = {{2, 3}}, float low = {{-1e9}}, float scale = {{0.35}}>
+{{
+    k = Concat <axis = 2> (past, new)
+    qc = Transpose <perm = [0, 3, 1, 2]> (q)
+    kc = Transpose <perm = [0, 2, 1, 3]> (k)
+    vc = Transpose <perm = [0, 3, 1, 2]> (k)
+    raw = Einsum <equation = "bchq,bkhc->bkhq"> (qc, kc)
+    scaled = Mul (raw, scale)
+    kept = Cast <to = 9> (mask)
+    absent = Not (kept)
+    hidden = Unsqueeze (absent, heads)
+    masked = Where (hidden, low, scaled)
+    p = Softmax <axis = 1> (masked)
+    y = Einsum <equation = "bkhq,bchk->bchq"> (p, vc)
+}}"""
+
+# What an optimizer leaves when it takes transpositions into products: features first, and positions in front of the batch.
+TAKEN_IN = """<ir_version: 9, opset_import: ["" : 17, "com.microsoft" : 1]>
+taken_in (float[B,4,S,8] q, float[B,4,P,8] past, float[B,4,S,8] new, int64[B,T] mask) => (float[B,4,S,8] y)
+<int64[2] heads = {1, 2}, float low = {-1e9}>
+{
+    k = Concat <axis = 2> (past, new)
+    qf = Transpose <perm = [0, 1, 3, 2]> (q)
+    kb = Transpose <perm = [2, 0, 1, 3]> (k)
+    raw = com.microsoft.FusedMatMul <transA = 1, transB = 1, transBatchB = 1, alpha = 0.35> (qf, kb)
+    kept = Cast <to = 9> (mask)
+    absent = Not (kept)
+    hidden = Unsqueeze (absent, heads)
+    masked = Where (hidden, low, raw)
+    p = Softmax <axis = -1> (masked)
+    y = com.microsoft.FusedMatMul <transBatchB = 1, alpha = 0.5> (p, kb)
+}"""
+
+
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize(
-    ("text", "groups"), [(GROUPED_EINSUM, 2), (GROUPED_PRODUCTS, 2), (BY_HAND, 4)], ids=["einsum", "products", "hand"]
+    ("text", "groups"),
+    [
+        (GROUPED_EINSUM, 2),
+        (GROUPED_PRODUCTS, 2),
+        (BY_HAND, 4),
+        (KEYS_FIRST, 4),
+        (TURNED, 4),
+        (TURNED_EARLY, 4),
+        (CHANNELS_FIRST, 4),
+        (TAKEN_IN, 4),
+    ],
+    ids=["einsum", "products", "hand", "keys_first", "turned", "turned_early", "channels_first", "taken_in"],
 )
 def test_spellings_of_their_own_are_written_out(text: str, groups: int, spec: str) -> None:
     hold(text, spec, groups)
 
 
-@pytest.mark.parametrize("text", [GROUPED_EINSUM, BY_HAND])
+@pytest.mark.parametrize("text", [GROUPED_EINSUM, BY_HAND, CHANNELS_FIRST])
 def test_nothing_of_the_old_spelling_is_left(text: str) -> None:
     model = parse(text)
     Pipeline([SPECS[0]])(model)

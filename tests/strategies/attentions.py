@@ -36,6 +36,8 @@ class AttentionSpec:
         guard: what is done for rows without a key.
         half: float16.
         static: lengths are fixed in the file: S, P; None where symbolic.
+        exposed: what else is an output: the scores, what the mask makes of them, or the probabilities.
+        products: products of the probabilities: with the values, and with the keys too.
     """
 
     groups: int
@@ -52,6 +54,8 @@ class AttentionSpec:
     guard: str
     half: bool
     static: tuple[int, int] | None
+    exposed: Literal["none", "scores", "masked", "weights"] = "none"
+    products: int = 1
 
 
 PLAIN = AttentionSpec(
@@ -105,6 +109,8 @@ def attention_specs(draw: st.DrawFn) -> AttentionSpec:
         guard=guard,
         half=draw(st.integers(0, 5)) == 0,
         static=draw(st.one_of(st.none(), st.tuples(st.integers(2, 9), st.integers(0, 5)))),
+        exposed=draw(st.sampled_from([*("none",) * 5, "scores", "masked", "weights"])),
+        products=draw(st.sampled_from([1, 1, 1, 2])),
     )
 
 
@@ -192,6 +198,7 @@ def build(spec: AttentionSpec) -> onnx.ModelProto:
     elif spec.scale == "query":
         query = graph.op("Mul", query, graph.number(factor))
     scores = graph.op("MatMul", query, keys)
+    seen = {"scores": scores}
     if spec.scale == "scores_mul":
         scores = graph.op("Mul", scores, graph.number(factor))
     elif spec.scale == "scores_div":
@@ -201,17 +208,26 @@ def build(spec: AttentionSpec) -> onnx.ModelProto:
         scores = graph.op("Mul", graph.op("Tanh", graph.op("Div", scores, cap)), cap)
     allowed = _allowed(graph, spec, inputs, total)
     scores = _masked(graph, spec, inputs, scores, allowed, heads, length, total)
-    out = graph.op("MatMul", _probabilities(graph, spec, scores, heads), values)
-    if spec.guard == "rows" and allowed is not None:
-        counted = graph.op("Cast", allowed, to=int(TensorProto.FLOAT))
-        count = graph.op("ReduceSum", counted, graph.ints(-1), keepdims=1)
-        nothing = graph.op("Less", count, graph.array(np.asarray(1.0, np.float32)))
-        out = graph.op("Where", nothing, graph.number(0.0), out)
-    graph.nodes.append(helper.make_node("Identity", [out], ["attended"], name="result"))
+    weights = _probabilities(graph, spec, scores, heads)
+    seen |= {"masked": scores, "weights": weights}
+    outs = [graph.op("MatMul", weights, values)]
     outputs = [
         info("attended", kind, ["B", heads, length, spec.value_features]),
         info("key", kind, ["B", spec.groups, total, spec.features]),
     ]
+    if spec.products == 2:
+        outs.append(graph.op("MatMul", weights, _expanded(graph, spec, "key", spec.features)))
+        outputs.append(info("attended_keys", kind, ["B", heads, length, spec.features]))
+    if spec.guard == "rows" and allowed is not None:
+        counted = graph.op("Cast", allowed, to=int(TensorProto.FLOAT))
+        count = graph.op("ReduceSum", counted, graph.ints(-1), keepdims=1)
+        nothing = graph.op("Less", count, graph.array(np.asarray(1.0, np.float32)))
+        outs = [graph.op("Where", nothing, graph.number(0.0), out) for out in outs]
+    for out, name in zip(outs, ("attended", "attended_keys"), strict=False):
+        graph.nodes.append(helper.make_node("Identity", [out], [name], name=f"result_{name}"))
+    if spec.exposed != "none":
+        graph.nodes.append(helper.make_node("Neg", [seen[spec.exposed]], ["exposed"], name="look"))
+        outputs.append(info("exposed", kind, ["B", heads, length, total]))
     constants = [onnx.numpy_helper.from_array(array, name) for name, array in graph.constants.items()]
     proto = helper.make_graph(graph.nodes, "attention", inputs, outputs, constants)
     return helper.make_model(proto, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)

@@ -101,7 +101,7 @@ def in_subgraph(model: onnx.ModelProto, kind: str) -> onnx.ModelProto:
         inputs.append(helper.make_tensor_value_info("choose", onnx.TensorProto.BOOL, []))
         zeros = []
         for value in graph.output:
-            source = "query" if value.name == "attended" else "new_key"
+            source = "new_key" if value.name == "key" else "query"
             zeros += [helper.make_node("Identity", [source], [f"{value.name}/other"])]
         other = helper.make_graph(
             zeros, "other", [], [_info_like(v, f"{v.name}/other", bare=True) for v in graph.output]

@@ -26,8 +26,8 @@ from graphsurgery.comparison.outwards import match_views
 from graphsurgery.comparison.references import DataFiles, Keys, census
 from graphsurgery.comparison.unfolding import unfold
 from graphsurgery.errors import UsageError
+from graphsurgery.garbage import paused_gc
 from graphsurgery.model_files.finding import find_models
-from graphsurgery.model_files.serialising import paused_gc
 from graphsurgery.model_io import load, source_of
 
 if TYPE_CHECKING:

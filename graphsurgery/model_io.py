@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from graphsurgery.errors import InputRefusedError, UsageError
+from graphsurgery.garbage import paused_gc
 from graphsurgery.model_files import graph_extras
 from graphsurgery.model_files.directories import CONFIG_NAME, find_model
 from graphsurgery.model_files.locations import data_file, find_problems
@@ -23,7 +24,7 @@ from graphsurgery.model_files.proto_audit import audit
 from graphsurgery.model_files.reading import read_model_proto
 from graphsurgery.model_files.saving import SaveResult, Staged, save, stage
 from graphsurgery.model_files.scopes import refuse_broken_scopes
-from graphsurgery.model_files.serialising import paused_gc, root_cause
+from graphsurgery.model_files.serialising import root_cause
 from graphsurgery.model_files.signatures import refuse_wrong_signatures
 from graphsurgery.model_files.soundness import refuse_unsound
 from graphsurgery.model_files.source import DataFile, DataProblem, Source, attach_source, source_of

@@ -14,8 +14,8 @@ import onnx_ir as ir
 
 from graphsurgery.contracts import EXACT_OUTPUTS_KEY
 from graphsurgery.errors import InputRefusedError, InternalError, UsageError
+from graphsurgery.garbage import paused_gc
 from graphsurgery.invariants import violations
-from graphsurgery.model_files.serialising import paused_gc
 from graphsurgery.pass_base import Pass, PassResult, count_nodes, drop_analyses, holding_analyses
 from graphsurgery.patterns.matcher import is_sorted
 from graphsurgery.registry import make_pass

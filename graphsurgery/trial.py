@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from graphsurgery.errors import UsageError
-from graphsurgery.model_files.serialising import paused_gc
+from graphsurgery.garbage import paused_gc
 from graphsurgery.pipeline import Pipeline, sort_nodes
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Protocol
 
 from graphsurgery.errors import CannotCheckError, DifferenceError, NothingChangedError, UsageError
-from graphsurgery.model_files.serialising import paused_gc
+from graphsurgery.garbage import paused_gc
 from graphsurgery.model_io import default_output, load, save, source_of, stage
 from graphsurgery.pass_base import unknown_name
 from graphsurgery.pipeline import SORTED, Pipeline, sort_nodes

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from graphsurgery.errors import SaveError, UsageError
+from graphsurgery.garbage import paused_gc
 from graphsurgery.model_files.copying import Meter, copy_range, write_runs
 from graphsurgery.model_files.directories import find_companions, rename_decoder
 from graphsurgery.model_files.output import Namer, Target, check_not_data, check_output, plan_output, relative_path
 from graphsurgery.model_files.placement import FileCopy, FileLink, Placement, WeightsMode, place
-from graphsurgery.model_files.serialising import Serialised, paused_gc, serialise
+from graphsurgery.model_files.serialising import Serialised, serialise
 from graphsurgery.model_files.source import InterfaceNames, Source, source_of
 from graphsurgery.model_files.staging import Staging, write_durably
 from graphsurgery.model_files.survey import Survey, survey

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from graphsurgery.model_files.placement import NewPlace
     from graphsurgery.model_files.survey import InlineWeight, Survey
 
-__all__ = ["MAX_PROTO_BYTES", "Serialised", "paused_gc", "root_cause", "serialise"]
+__all__ = ["MAX_PROTO_BYTES", "Serialised", "root_cause", "serialise"]
 
 MAX_PROTO_BYTES = int(1.9 * 2**30)
 """Protobufs beyond this get their inline weights moved out; at 2 GiB nothing would read them."""
@@ -43,22 +42,6 @@ class Serialised:
     location: str | None = None
     new_data: NewData = dataclasses.field(default_factory=NewData)
     notes: tuple[str, ...] = ()
-
-
-@contextlib.contextmanager
-def paused_gc() -> Iterator[None]:
-    """No garbage collection within: a model makes millions of objects, none of them garbage."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            # What was made goes to the oldest generation unseen: the next collection of the young would walk all of it.
-            if gc.get_freeze_count() == 0:
-                gc.freeze()
-                gc.unfreeze()
-            gc.enable()
 
 
 def root_cause(error: BaseException) -> str:

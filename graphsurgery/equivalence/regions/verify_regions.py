@@ -16,7 +16,7 @@ from graphsurgery.equivalence.regions.sources import Sources, misplaced, miswrit
 from graphsurgery.equivalence.running import Settings, available_memory, has_racing_scatter
 from graphsurgery.equivalence.verify_report import FeedReport
 from graphsurgery.errors import CannotCheckError
-from graphsurgery.model_files.serialising import paused_gc
+from graphsurgery.garbage import paused_gc
 from graphsurgery.weight_spec import restored_proto
 
 if TYPE_CHECKING:

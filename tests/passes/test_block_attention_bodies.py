@@ -188,7 +188,7 @@ def test_blocked_as_after_inlining(data: st.DataObject) -> None:
 
 
 @pytest.mark.full
-@settings(max_examples=1000, phases=PHASES)
+@settings(max_examples=300, phases=PHASES)
 @given(st.data())
 def test_blocked_as_after_inlining_at_length(data: st.DataObject) -> None:
     _check_functions(data)

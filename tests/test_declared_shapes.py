@@ -32,6 +32,8 @@ def declared(found: ir.Value) -> list[int | str | None] | None:
         (("2", "P + S"), shape(2, "P + 3"), {"S": 3}, [2, "P + 3"]),
         (("B*S", "P + S"), None, {"B": 2, "S": 3}, [6, "P + 3"]),
         (("S - 5",), None, {"S": 3}, [None]),
+        (("P // (S // 4)", "P // (S // 4)"), None, {"S": 8}, ["floordiv(P, 2)", "floordiv(P, 2)"]),
+        (("6 // (S // 4)",), None, {"S": 3}, [None]),
         (("B", "S"), shape(2, 3, 4), {}, [2, 3, 4]),
         (("B", "S"), shape("X", 3, 4), {}, [None, 3, 4]),
         (("seq-len",), None, {"seq": 3}, ["seq-len"]),

@@ -324,7 +324,11 @@ def _substitute_atom(atom: Atom, mapping: Mapping[str, Dim]) -> Dim:
     if isinstance(atom, Call):
         args = tuple(substitute(arg, mapping) for arg in atom.args)
         if args != atom.args:
-            return SIMPLIFIERS[atom.op](*args)
+            try:
+                return SIMPLIFIERS[atom.op](*args)
+            except ZeroDivisionError:
+                # There is no such size: it stays unsaid, and has no value.
+                atom = Call(atom.op, args, (None, None))
     return Expr((((atom,), 1),))
 
 

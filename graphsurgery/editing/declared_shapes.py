@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from graphsurgery.analysis.dims import parse_dim, substitute
+from graphsurgery.analysis.dims import free_names, parse_dim, substitute
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -60,5 +60,7 @@ def _renamed(size: int | ir.SymbolicDimProtocol, numbers: Mapping[str, int]) -> 
     bound = substitute(parsed, numbers)
     if bound == parsed:
         return size.value
-    # A size that came out negative was wrong to begin with.
-    return bound if isinstance(bound, int) and bound >= 0 else None if isinstance(bound, int) else str(bound)
+    # A size that came out negative, or that divides by zero, was wrong to begin with.
+    if isinstance(bound, int):
+        return bound if bound >= 0 else None
+    return str(bound) if free_names(bound) else None

@@ -73,9 +73,13 @@ class Draw:
         # What a file declares goes before what its operators ask for at least.
         known = {axis: size for axis, size in spec.size if isinstance(spec.dims[axis], str)}
         sizes = _resolve(spec.dims, self.sizes, self.signature)
-        spare = [self.sizes.batch] + [1 if spec.role is Role.GRID else 2] * len(sizes)
+        spare = [self.sizes.batch] + [2] * len(sizes)
         if spec.role is Role.GRID:
-            spare[0] = 1
+            # One image: frames, rows and columns of patches.
+            spare[:2] = [1, 3]
+        if spec.role is Role.BORDERS:
+            # Sequences of equal length: two where that goes.
+            spare[0] = 3 if self.sizes.length % 2 == 0 else 2
         if spec.role is Role.MARKED_ROWS:
             spare[0] = self.sizes.letters()["R"]
         return tuple(known.get(axis, spare[axis] if size is None else size) for axis, size in enumerate(sizes))
@@ -158,6 +162,20 @@ def _positions(draw: Draw, _spec: InputSpec, shape: tuple[int, ...]) -> Array:
     return np.stack(planes)[np.minimum(np.arange(shape[0]), len(planes) - 1)]
 
 
+def _patches(_draw: Draw, spec: InputSpec, shape: tuple[int, ...]) -> Array:
+    """Row after row of a square, as far as the patches go."""
+    length, directions = shape
+    side = max(1, int(np.ceil(np.sqrt(length))))
+    numbers = np.arange(length)
+    places = np.resize(np.stack([numbers // side, numbers % side], axis=-1), (length, directions))
+    return places % (spec.limit or side)
+
+
+def _borders(draw: Draw, _spec: InputSpec, shape: tuple[int, ...]) -> Array:
+    """From 0 to S in steps that are as equal as can be."""
+    return np.arange(shape[0]) * draw.sizes.length // max(1, shape[0] - 1)
+
+
 def _past_length(draw: Draw, _spec: InputSpec, shape: tuple[int, ...]) -> Array:
     return np.full(shape, draw.sizes.past)
 
@@ -203,6 +221,10 @@ def _row_index(draw: Draw, spec: InputSpec, shape: tuple[int, ...]) -> Array:
     return rows.reshape(shape)
 
 
+def _order(draw: Draw, spec: InputSpec, shape: tuple[int, ...]) -> Array:
+    return draw.rng(spec.name).permutation(shape[0])
+
+
 def _bound(_draw: Draw, _spec: InputSpec, shape: tuple[int, ...]) -> Array:
     """Only its length tells anything."""
     return np.zeros(shape)
@@ -241,6 +263,8 @@ _BUILDERS: dict[Role, Callable[[Draw, InputSpec, tuple[int, ...]], Array]] = {
     Role.ENCODER_MASK: _encoder_mask,
     Role.ENCODER_STATES: _floats,
     Role.POSITIONS: _positions,
+    Role.PATCHES: _patches,
+    Role.BORDERS: _borders,
     Role.CACHE: _floats,
     Role.SLOTS: _floats,
     Role.STATE: _floats,
@@ -253,6 +277,7 @@ _BUILDERS: dict[Role, Callable[[Draw, InputSpec, tuple[int, ...]], Array]] = {
     Role.BRANCH: _branch,
     Role.GRID: _grid,
     Role.ROW_INDEX: _row_index,
+    Role.ORDER: _order,
     Role.BOUND: _bound,
     Role.MARKED: _marked,
     Role.MARKED_ROWS: _floats,

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
+    from graphsurgery.analysis.dims import Dim
     from graphsurgery.analysis.shapes import Shapes, ShapeView
     from graphsurgery.equivalence.protos import Scope
 
@@ -32,11 +33,19 @@ class Inferred:
 
     def dims(self, scope: Scope, name: str) -> tuple[int | None, ...] | None:
         """Sizes of the axes of the value ``name``, None for those that are not fixed; None where the rank is unknown."""
-        found = self._view(scope)
-        if found is None or name not in found[2]:
-            return None
-        dims = found[1].shape(found[2][name])
+        dims = self._shape(scope, name)
         return None if dims is None else tuple(dim if isinstance(dim, int) else None for dim in dims)
+
+    def rows(self, scope: Scope, name: str) -> str | None:
+        """The size of the first axis of the value ``name`` in symbols of the file, as it declares it."""
+        found = self._view(scope)
+        value = found[2].get(name) if found is not None else None
+        size = value.shape[0] if value is not None and value.shape else None
+        return None if size is None or isinstance(size, int) else size.value
+
+    def _shape(self, scope: Scope, name: str) -> tuple[Dim, ...] | None:
+        found = self._view(scope)
+        return None if found is None or name not in found[2] else found[1].shape(found[2][name])
 
     def _view(self, scope: Scope) -> tuple[Scope, ShapeView, dict[str, ir.Value]] | None:
         # With the scope, which must live as long as its id stands for it.

@@ -44,6 +44,8 @@ class Role(enum.Enum):
     MASK = "attention mask [B, T]"
     MASK_ND = "attention mask [.., S, T]"
     POSITIONS = "positions"
+    PATCHES = "row and column of each patch [S, 2]"
+    BORDERS = "where the sequences of a packed stream begin and end"
     CACHE = "growing cache"
     SLOTS = "fixed-size cache"
     STATE = "recurrent state"
@@ -58,6 +60,7 @@ class Role(enum.Enum):
     ENCODER_STATES = "hidden states of the encoder [B, E, H]"
     GRID = "image grid"
     ROW_INDEX = "rows to keep"
+    ORDER = "each row of a value once, in another order"
     BOUND = "as long as the part of the caches to be read"
     MARKED = "which tokens are replaced [B, S]"
     MARKED_ROWS = "rows for the replaced tokens"
@@ -164,6 +167,8 @@ def axis_letters(spec: InputSpec) -> tuple[str | None, ...]:
             return ("B", "T")
         case Role.MASK_ND:
             return ("B", *[None] * (rank - 3), "S", "T")
+        case Role.PATCHES:
+            return ("S", *[None] * (rank - 1))
         case Role.POSITIONS:
             return (*[None] * (rank - 2), "B", "S")[-rank:]
         case Role.CACHE | Role.SLOTS:

@@ -283,7 +283,9 @@ def _before(axis: int | None, nodes: list[ir.Node], rank: int | None = None) -> 
 
 # ---- key or value -------------------------------------------------------------------------------------------------
 
-_TO_PRODUCT = _LAYOUT | {"Expand", "Tile", "Mul", "Div", "Concat", "Slice", "Gather"}
+_TO_PRODUCT = _LAYOUT | {"Expand", "Tile", "Mul", "Div", "Concat", "Slice", "Gather", "Split"}
+# A softmax that goes block by block is written with Exp.
+_SOFTMAX = ("Softmax", "Exp")
 _PROBABILITIES = frozenset({"Cast", "Identity", "Dropout", "Where", "Mul", "Slice", "Reshape", "Transpose", "Split"})
 _SCORES = frozenset(
     {
@@ -308,9 +310,10 @@ def kind_by_use(value: ir.Value) -> CacheKind | None:
                     return "key"
             elif (node.domain, node.op_type) in _FUSED and use.idx in (1, 2):
                 return "key" if use.idx == 1 else "value"
-            elif not node.domain and node.op_type in _TO_PRODUCT and node.outputs[0] not in seen:
-                seen.add(node.outputs[0])
-                pending.append(node.outputs[0])
+            elif not node.domain and node.op_type in _TO_PRODUCT:
+                made = [output for output in node.outputs if output not in seen]
+                seen.update(made)
+                pending += made
     return None
 
 
@@ -321,7 +324,7 @@ def _from_softmax(value: ir.Value) -> bool:
         steps += 1
         if node is None:
             continue
-        if is_op(node, "Softmax"):
+        if is_op(node, *_SOFTMAX):
             return True
         if not node.domain and node.op_type in _PROBABILITIES:
             pending += [item for item in node.inputs if item is not None]
@@ -332,7 +335,7 @@ def _to_softmax(value: ir.Value) -> bool:
     pending, seen = [value], {value}
     while pending and len(seen) < _MAX_STEPS:
         for use in pending.pop(0).uses():
-            if is_op(use.node, "Softmax"):
+            if is_op(use.node, *_SOFTMAX):
                 return True
             made = use.node.outputs[0] if use.node.outputs else None
             if not use.node.domain and use.node.op_type in _SCORES and made is not None and made not in seen:

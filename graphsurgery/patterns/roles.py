@@ -157,13 +157,16 @@ def _of_other(value: ir.Value, tokens: TokenInput, slots: set[Dim], shapes: Shap
             roles[rank - 1] = "seq"
     elif value.dtype in FLOATS:
         return
+    elif "position" in name and tokens.batch is None:
+        # Of a packed stream: a number for each token, or one for each patch and direction.
+        roles[0 if rank == 2 and shape[0] != 1 and shape[1] != tokens.length else rank - 1] = "seq"
     elif "position" in name and rank <= 3:
         roles[rank - 1] = "seq"
         if rank > 1:
             roles[rank - 2] = "batch"
     elif "token_type" in name and rank == 2:
         roles.update({0: "batch", 1: "seq"})
-    elif rank == 1 and any(word in name for word in ("beam_idx", "seqlens", "batch")):
+    elif rank == 1 and "cu_" not in name and any(word in name for word in ("beam_idx", "seqlens", "batch")):
         roles[0] = "batch"
     for axis, role in roles.items():
         if shape[axis] != 1 or role == "total":

@@ -100,6 +100,11 @@ def test_division():
             function(S, 0)
 
 
+def test_a_size_that_divides_by_zero_has_no_value():
+    size = substitute(floordiv(T, floordiv(S, 4)), {"S": 1})
+    assert evaluate(size, {"P": 3}) is None
+
+
 def test_order_is_proved_where_it_can_be():
     assert minimum(T, P) == P
     assert maximum(T, S) == T

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -131,6 +132,39 @@ def test_packed_streams_have_no_batch():
     feeds = make_feeds(read_signature(g.model()), 0)[0]
     assert {feed.sizes.batch for feed in feeds} == {1}
     assert feeds[0].build()["position_ids"].tolist() == [0, 1, 2, 3, 4]
+
+
+def patches() -> onnx.ModelProto:
+    """The inputs of a vision encoder on a stream of patches: windows, borders, and a width that a reader tells."""
+    g = Graph()
+    g.input("hidden_states", T.FLOAT, "s", "f")
+    g.input("grid_thw", T.INT64, "images", "sizes")
+    g.input("position_ids", T.INT64, "s2", "two")
+    g.input("window_index", T.INT64, "w")
+    g.input("cu_seqlens", T.INT32, "b1")
+    g.op("Reshape", "hidden_states", g.ints("five", [-1, 3, 2, 4, 4]), out="pixels")
+    g.op("Reshape", "pixels", g.ints("three", [-1, 4, 96]), out="quads")
+    g.op("Gather", "quads", "window_index", axis=0, out="windows")
+    g.output("windows", T.FLOAT, "w", 4, 96)
+    model = g.model()
+    model.graph.value_info.append(helper.make_tensor_value_info("quads", T.FLOAT, ["(s//4)", 4, 96]))
+    return model
+
+
+def test_patches_of_images_come_as_one_stream():
+    arrays = by_name(patches())
+    (long,) = [feed for feed in arrays.values() if len(feed["hidden_states"]) == 200]
+    assert {name: array.shape for name, array in long.items()} == {
+        "hidden_states": (200, 96),
+        "grid_thw": (1, 3),
+        "position_ids": (200, 2),
+        "window_index": (50,),
+        "cu_seqlens": (3,),
+    }
+    assert long["cu_seqlens"].tolist() == [0, 100, 200]
+    assert sorted(long["window_index"]) == list(range(50))
+    assert long["position_ids"][[0, 1, 15, 199]].tolist() == [[0, 0], [0, 1], [1, 0], [13, 4]]
+    assert arrays["b1-s5-p0"]["cu_seqlens"].tolist() == [0, 5]
 
 
 @pytest.mark.parametrize("planes", [3, 4])

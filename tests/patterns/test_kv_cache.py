@@ -10,6 +10,7 @@ import pytest
 
 from graphsurgery.analysis.shapes import Shapes, shapes_of
 from graphsurgery.model_io import load
+from graphsurgery.passes.block_attention import BlockAttention
 from graphsurgery.patterns._cache_names import cache_key, is_cache_name, kind_of_name, layer_of_name
 from graphsurgery.patterns.kv_cache import CacheSite, find_caches
 from tests.small_models import parse
@@ -112,6 +113,14 @@ def test_a_model_of_the_prompt_alone_only_returns_its_caches():
         for kind in ("key", "value")
     }
     assert found_in(load(FIXTURES / "qwen3_vl_moe" / "lm_head.onnx")) == []
+
+
+@pytest.mark.parametrize("kv_blocks", [1, 2])
+def test_caches_that_are_only_returned_are_found_behind_attention_in_blocks(kv_blocks):
+    model = load(FIXTURES / "qwen3_vl_moe" / "language_model.onnx")
+    before = table_of(found_in(model))
+    BlockAttention(q_blocks=2, kv_blocks=kv_blocks, lowering="unroll", skip="where", min_rows=1)(model)
+    assert table_of(found_in(model)) == before
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,16 @@ def test_numbers_and_sizes_without_a_name():
     assert roles_of(model) == {"batch": ("B", "1", "?"), "seq": ("S",), "past": ("?",), "total": ("7",)}
 
 
+@pytest.mark.parametrize("positions", ["int64[S,2]", "int64[S2,D]", "int64[S]", "int64[1,S]"])
+def test_packed_patches_have_no_batch(positions):
+    model = parse(f"""
+        <ir_version: 9, opset_import: ["" : 18]>
+        g (float[S,96] hidden_states, {positions} position_ids, int32[I] cu_seqlens) => (float[S,96] last_hidden_state)
+        {{ last_hidden_state = Neg(hidden_states) }}
+    """)
+    assert roles_of(model) == {"seq": ("S", "S2") if "S2" in positions else ("S",)}
+
+
 def test_a_model_without_tokens():
     model = parse('<ir_version: 9, opset_import: ["" : 18]> g (float[N] x) => (float[N] y) { y = Neg(x) }')
     assert roles_of(model) == {}

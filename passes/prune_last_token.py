@@ -262,6 +262,9 @@ class PruneLastToken(Pass):
         detail: dict[str, Detail] = {"index": plan.index, "keep": plan.keep, "selected_from": at}
         if plan.source is not None:
             detail["index_source"] = plan.source.name
+        if self.depth == "layer" and cone is not None:
+            ends = dict.fromkeys(edge.value for edge in cone.frontier)
+            detail["stopped"] = [f"{value.name}: {cone.stops[value]}" for value in ends if value in cone.stops]
         detail["assumes"] = _ASSUMED[plan.index]
         if isinstance(site, LMHead):
             detail["products"] = [f"{node.op_type} {node.name}".strip() for node in site.products]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from graphsurgery.analysis._row_types import Blocked, Lift, RowAxis, same_size
+from graphsurgery.analysis._row_types import Blocked, Lift, RowAxis, is_cut_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -87,7 +87,7 @@ def broadcast(
         axis = rows.axis - (rank - len(shape))
         if axis < 0 or shape[axis] == 1:
             continue
-        if not same_size(shape[axis], size):
+        if not is_cut_to(shape[axis], size):
             return Blocked(f"{named(node)} broadcasts {value.name!r} of size {shape[axis]} to {size} rows")
         needs[index] = RowAxis(axis, rows.flat)
     return Lift(needs)

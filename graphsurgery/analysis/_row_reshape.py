@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from graphsurgery.analysis._row_types import RowAxis
+from graphsurgery.analysis._row_types import RowAxis, same_size
 from graphsurgery.analysis.dims import product
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def reshape_axis(rows: RowAxis, before: Sequence[Dim], after: Sequence[Dim]) -> 
         before: sizes of the input.
         after: sizes of the output.
     """
+    before = [next((other for other in after if same_size(size, other)), size) for size in before]
     group = next((pair for pair in reshape_groups(before, after) if rows.axis in pair[1]), None)
     if group is None:
         return None

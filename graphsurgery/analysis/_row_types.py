@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from graphsurgery.analysis._facts import ShapeValue
     from graphsurgery.analysis.dims import Dim
 
-__all__ = ["Blocked", "Context", "Lift", "Patch", "RowAxis", "View", "runs_along", "same_size"]
+__all__ = ["Blocked", "Context", "Lift", "Patch", "RowAxis", "View", "is_cut_to", "runs_along", "same_size"]
 
 # Two or three broadcasts of two sizes each: what inputs with a name of their own for every size lead to.
 _MAX_ALTERNATIVES = 16
@@ -107,9 +107,14 @@ def runs_along(size: Dim, length: Dim) -> bool:
     """
     if size == 1:
         return False
-    if same_size(size, length):
+    if is_cut_to(size, length):
         return True
-    return not isinstance(size, int) and (is_nonnegative(size - length) or _without_tables(size) == length)
+    return not isinstance(size, int) and is_nonnegative(size - length)
+
+
+def is_cut_to(size: Dim, length: Dim) -> bool:
+    """Whether ``size`` is ``length``, or what a table of a fixed length leaves of it: ``min(S, 256)`` against ``S``."""
+    return same_size(size, length) or (not isinstance(size, int) and _without_tables(size) == length)
 
 
 def _without_tables(size: Expr) -> Dim:

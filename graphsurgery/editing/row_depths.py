@@ -93,14 +93,34 @@ def _through_layers(depths: list[Depth], model: ir.Model, shapes: Shapes, tokens
     if not cones or isinstance(whole, Blocked):
         return depths
 
+    deep = _deepened(whole, model, shapes, tokens, merged=True)
+    if unplaced(deep, shapes, tokens) is not None:
+        # It ends where batch and heads are on one axis, on which rows cannot be selected.
+        deep = _deepened(whole, model, shapes, tokens, merged=False)
+    if unplaced(deep, shapes, tokens) is not None or len(deep.nodes) == len(whole.nodes):
+        reason = unplaced(deep, shapes, tokens) or next(
+            iter(deep.stops.values()), "nothing above it is read by it alone"
+        )
+        return [dataclasses.replace(item, note=item.note or f"; stopped at the norm: {reason}") for item in depths]
+    first = next(number for number, item in enumerate(depths) if item.cone is not None)
+    note = _where_it_stopped(deep)
+    return [
+        dataclasses.replace(item, cone=deep if number == first else item.cone, note=item.note + note, deeper=True)
+        for number, item in enumerate(depths)
+    ]
+
+
+def _deepened(whole: Cone, model: ir.Model, shapes: Shapes, tokens: TokenInput, *, merged: bool) -> Cone:
+    """``whole`` followed through the last layer; with ``merged`` past values that have batch and heads on one axis."""
+
     def admit(made: list[ir.Value], needs: list[tuple[ir.Value, RowAxis]], rows: RowAxis) -> bool:
-        reader = place(made[0], rows, shapes, tokens) if made else None
+        reader = place(made[0], rows, shapes, tokens, merged=merged) if made else None
         if reader is None:
             return False
         # One scale for all rows is computed from what such a product reads.
         if any(is_dynamic_product(use.node, model) for value in made for use in value.uses()):
             return False
-        return all(place(item, need, shapes, tokens, reader) is not None for item, need in needs)
+        return all(place(item, need, shapes, tokens, reader, merged=merged) is not None for item, need in needs)
 
     order = index_of(model).order
     blocks: dict[ir.Node, RowBlock | Blocked] = {}
@@ -114,19 +134,8 @@ def _through_layers(depths: list[Depth], model: ir.Model, shapes: Shapes, tokens
         asked |= reached
         found = _expert_blocks(model, shapes, tokens.length, reached) if reached else {}
         if not found:
-            break
+            return deep
         blocks |= found
-    if unplaced(deep, shapes, tokens) is not None or len(deep.nodes) == len(whole.nodes):
-        reason = unplaced(deep, shapes, tokens) or next(
-            iter(deep.stops.values()), "nothing above it is read by it alone"
-        )
-        return [dataclasses.replace(item, note=item.note or f"; stopped at the norm: {reason}") for item in depths]
-    first = next(number for number, item in enumerate(depths) if item.cone is not None)
-    note = _where_it_stopped(deep)
-    return [
-        dataclasses.replace(item, cone=deep if number == first else item.cone, note=item.note + note, deeper=True)
-        for number, item in enumerate(depths)
-    ]
 
 
 def _where_it_stopped(cone: Cone) -> str:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from graphsurgery.editing.row_numbers import dim_name
 from graphsurgery.editing.versioned_ops import INT64_MAX, slice_axis, squeeze, unsqueeze
-from graphsurgery.patterns.rows import batch_axis_of
+from graphsurgery.patterns.rows import batch_axis_of, may_be, merges_batch
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from graphsurgery.analysis.dims import Dim
     from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.analysis.slices import RowAxis
     from graphsurgery.contracts import IndexMode
@@ -41,6 +42,8 @@ class Placement:
         shared: its rows are the same for all batches: the batch axis has size 1, or is not there.
         gap: where ``shared``, the number of axes that its reader has between batch and rows.
         kept: how many of these the value has too, such as its heads; 0 where they all have size 1.
+        between: the sizes between batch and rows, where it has a batch axis.
+        merged: its batch is on one axis with something else: rows can be followed through it, not selected.
     """
 
     rows: RowAxis
@@ -48,10 +51,18 @@ class Placement:
     shared: bool = False
     gap: int = 0
     kept: int = 0
+    between: tuple[Dim, ...] = ()
+    merged: bool = False
 
 
 def place(
-    value: ir.Value, rows: RowAxis, view: ShapeView, tokens: TokenInput, reader: Placement | None = None
+    value: ir.Value,
+    rows: RowAxis,
+    view: ShapeView,
+    tokens: TokenInput,
+    reader: Placement | None = None,
+    *,
+    merged: bool = False,
 ) -> Placement | None:
     """Where ``value`` has its rows and its batch; None where rows cannot be selected for each batch row.
 
@@ -61,6 +72,7 @@ def place(
         view: shapes.
         tokens: where B and S come from.
         reader: of the result of the node that reads ``value``, for values that are broadcast over the batch.
+        merged: whether a batch on one axis with something else will do.
     """
     if rows.flat or tokens.batch is None or tokens.batch == 1:
         return Placement(rows, None)
@@ -69,14 +81,23 @@ def place(
         return Placement(rows, rows.axis - 1) if rows.axis else None
     batch_axis = batch_axis_of(shape, rows, tokens)
     if batch_axis is not None:
-        return Placement(rows, batch_axis)
+        return Placement(rows, batch_axis, between=shape[batch_axis + 1 : rows.axis])
+    if merged and merges_batch(shape, rows, tokens):
+        return Placement(rows, None, merged=True)
     if reader is None or reader.batch_axis is None or reader.batch_axis > reader.rows.axis:
         return None
     gap = reader.rows.axis - reader.batch_axis - 1
     between = min(gap, rows.axis)
     if any(size != 1 for size in shape[: rows.axis - between]):
         return None
-    kept = between if any(size != 1 for size in shape[rows.axis - between : rows.axis]) else 0
+    own = shape[rows.axis - between : rows.axis]
+    beside = reader.between[len(reader.between) - between :]
+    if len(beside) == between and any(
+        size != 1 and not may_be(size, other) for size, other in zip(own, beside, strict=True)
+    ):
+        # They are no axes of the reader's: batch and heads may be on one of them.
+        return None
+    kept = between if any(size != 1 for size in own) else 0
     return Placement(rows, None, shared=True, gap=gap, kept=kept)
 
 

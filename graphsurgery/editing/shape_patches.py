@@ -55,7 +55,7 @@ def patch_operand(
         count = 1
     elif node.op_type == "Slice":
         count = INT64_MAX
-    entries = _known_entries(node, operand, patch, view)
+    entries = _known_entries(node, operand, patch, view, _reduced_axis(node, cone))
     if entries is not None and count is None and node.op_type == "Reshape" and -1 not in entries:
         count = -1
     if entries is not None and count is not None:
@@ -114,10 +114,21 @@ def replace_entry(rewrite: Rewrite, operand: ir.Value, position: int, entry: ir.
     return rewrite.emit("Concat", pieces, {"axis": 0}, name="shape", dtype=ir.DataType.INT64, shape=known)
 
 
-def _known_entries(node: ir.Node, operand: ir.Value, patch: Patch, view: ShapeView) -> list[int] | None:
+def _reduced_axis(node: ir.Node, cone: Cone) -> int | None:
+    """The axis of its first input on which ``node`` will read fewer rows."""
+    value = node.inputs[0]
+    rows = cone.values.get(value) if value is not None else None
+    if rows is not None and (node, 0) in cone.edges:
+        return rows.axis
+    return next((edge.rows.axis for edge in cone.frontier if edge.node is node and edge.index == 0), None)
+
+
+def _known_entries(
+    node: ir.Node, operand: ir.Value, patch: Patch, view: ShapeView, reduced: int | None
+) -> list[int] | None:
     """The operand's entries as numbers, symbolic ones as what lets the operator find them; None where that fails.
 
-    The entry that is patched may hold anything.
+    The entry that is patched may hold anything. No other entry is taken from the axis ``reduced`` of the input.
     """
     contents = view.shape_value(operand)
     if contents is None:
@@ -131,7 +142,7 @@ def _known_entries(node: ir.Node, operand: ir.Value, patch: Patch, view: ShapeVi
         elif isinstance(item, int):
             entries.append(item)
         else:
-            stand_in = _stand_in(node, position, len(contents.items), item, before, after)
+            stand_in = _stand_in(node, position, len(contents.items), item, before, after, reduced)
             if stand_in is None:
                 return None
             entries.append(stand_in)
@@ -145,14 +156,17 @@ def _stand_in(
     item: Dim,
     before: tuple[Dim, ...] | None,
     after: tuple[Dim, ...] | None,
+    reduced: int | None,
 ) -> int | None:
     """A number that makes the operator compute the size ``item`` by itself."""
     if before is None or after is None:
         return None
     allow_zero = node.attributes.get("allowzero")
     if node.op_type == "Reshape" and not (allow_zero is not None and allow_zero.as_int()):
-        return 0 if position < len(before) and before[position] == after[position] == item else None
+        if position == reduced or position >= len(before):
+            return None
+        return 0 if before[position] == after[position] == item else None
     if node.op_type == "Expand":
         axis = position - count + len(before)
-        return 1 if axis >= 0 and before[axis] == item else None
+        return 1 if axis >= 0 and axis != reduced and before[axis] == item else None
     return None

@@ -26,6 +26,7 @@ __all__ = [
     "locate_output",
     "locate_rows",
     "may_be",
+    "merges_batch",
     "selector_above",
 ]
 
@@ -162,6 +163,18 @@ def batch_axis_of(shape: tuple[Dim, ...], rows: RowAxis, tokens: TokenInput) -> 
     # A size that nobody knows may be 1: it is not taken for the batch.
     batches = (tokens.batch, *tokens.batch_aliases)
     return next((axis for axis in (*near, *far) if any(same_size(shape[axis], size) for size in batches)), None)
+
+
+def merges_batch(shape: tuple[Dim, ...], rows: RowAxis, tokens: TokenInput) -> bool:
+    """Whether the axis in front of the rows holds the batch together with something else: ``[B*H, S, D]``."""
+    if tokens.batch is None or rows.flat or rows.axis != 1:
+        return False
+    size = shape[0]
+    if isinstance(size, int) or isinstance(tokens.batch, int):
+        return (
+            isinstance(size, int) and isinstance(tokens.batch, int) and size > tokens.batch and not size % tokens.batch
+        )
+    return len(size.terms) == 1 and product((tokens.batch, size.terms[0][1])) == size
 
 
 def selector_above(output: ir.Value, view: ShapeView, tokens: TokenInput) -> str | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import onnx
 
+from graphsurgery.equivalence.blaming import failing_node, maker_of
 from graphsurgery.equivalence.protos import all_nodes, all_tensors, external_location, foreign_ops
 from graphsurgery.errors import CannotCheckError
 
@@ -114,6 +115,10 @@ class Model:
     proto: onnx.ModelProto | None = None
     folder: Path | None = None
 
+    def content(self) -> onnx.ModelProto:
+        """What is run, without external data."""
+        return self.proto if self.proto is not None else onnx.ModelProto.FromString(self.path.read_bytes())
+
     def with_outputs(self, proto: onnx.ModelProto, names: Iterable[str]) -> Model:
         """A copy that returns the values ``names`` too; ``proto`` is the content of the file."""
         present = {value.name for value in proto.graph.output}
@@ -147,6 +152,7 @@ class Session:
         options.log_severity_level = 4
         if not settings.prepack:
             options.add_session_config_entry("session.disable_prepacking", "1")
+        self._model = model
         source: str | bytes = str(model.path)
         try:
             if model.proto is not None:
@@ -179,7 +185,9 @@ class Session:
         try:
             values = self._session.run(None, fed)
         except Exception as error:  # the binding raises bare RuntimeError subclasses
-            raise RunError(one_line(error)) from error
+            where = failing_node(str(error))
+            told = f"{one_line(error)}, {where}" if where else one_line(error)
+            raise RunError(told + _blame(self._model, error)) from error
         return dict(zip(self._outputs, values, strict=True))
 
 
@@ -218,17 +226,20 @@ def one_line(error: BaseException) -> str:
 
 
 def _load_error(model: Model, error: BaseException) -> LoadError:
-    proto = model.proto
     text = one_line(error)
     if "not a registered function/op" in text:
-        if proto is None:
-            proto = onnx.ModelProto.FromString(model.path.read_bytes())
-        names = foreign_ops(proto)
+        names = foreign_ops(model.content())
         if names:
             return LoadError(
                 f"{model.path} cannot run: ONNX Runtime has no operator {', '.join(names)}.", missing_op=True
             )
-    return LoadError(f"{model.path} cannot be loaded by ONNX Runtime: {text}.")
+    return LoadError(f"{model.path} cannot be loaded by ONNX Runtime: {text}{_blame(model, error)}.")
+
+
+def _blame(model: Model, error: BaseException) -> str:
+    """The pass that made the node that an exception names, in brackets."""
+    made = maker_of(str(error), model.content)
+    return f" (made by {made})" if made else ""
 
 
 class Store:

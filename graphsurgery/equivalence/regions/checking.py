@@ -15,7 +15,7 @@ from graphsurgery.equivalence.comparing import Comparison, compare, tolerance
 from graphsurgery.equivalence.drawing import Draw
 from graphsurgery.equivalence.pairing import apply_contracts
 from graphsurgery.equivalence.regions.region_report import RegionReport
-from graphsurgery.equivalence.regions.sides import reads
+from graphsurgery.equivalence.regions.sides import CALLED_KEY, reads
 from graphsurgery.equivalence.regions.standalone import standalone, widened
 from graphsurgery.equivalence.running import RunError, Session
 from graphsurgery.errors import CannotCheckError
@@ -256,7 +256,12 @@ def _ran(side: Side) -> tuple[str, ...]:
 def _blank(region: Region, alike: Sequence[Region]) -> RegionReport:
     # The last nodes are nearest to the value.
     told = [node.metadata_props for node in reversed(region.rewritten.nodes)]
-    made = dict.fromkeys((item[PASS_KEY], item[SITE_KEY]) for item in told if PASS_KEY in item and SITE_KEY in item)
+    made = dict.fromkeys(
+        (item[key], item[SITE_KEY])
+        for key in (PASS_KEY, CALLED_KEY)
+        for item in told
+        if key in item and SITE_KEY in item
+    )
     cuts = region.reference.cuts
     return RegionReport(
         reference=region.obligation.reference.name or "",

@@ -23,10 +23,13 @@ if TYPE_CHECKING:
 
     from graphsurgery.equivalence.roles import Signature
 
-__all__ = ["Side", "initializer_tensor", "reads"]
+__all__ = ["CALLED_KEY", "Side", "initializer_tensor", "reads"]
 
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
 _MASKS = frozenset({Role.MASK, Role.MASK_ND, Role.ENCODER_MASK})
+
+CALLED_KEY = "graphsurgery.regions.called"
+"""On nodes of a function's body: the pass that made the call; the site is told where that of a made node is."""
 
 _OUTER_KEY = "graphsurgery.regions.outer"
 
@@ -64,9 +67,11 @@ class Side:
             calls = {_origin(node) for node in own if node.op_identifier() in self.model.functions}
             InlinePass()(self.model)
             for node in self.model.graph.all_nodes():
-                # What a call says of itself is handed on to all that it stood for, which says nothing of these.
+                # What a call says of itself is handed on to all that it stood for: these are not what its pass made.
                 if node not in own and _origin(node) in calls:
-                    node.metadata_props.pop(PASS_KEY, None)
+                    maker = node.metadata_props.pop(PASS_KEY, None)
+                    if maker is not None:
+                        node.metadata_props[CALLED_KEY] = maker
         if not is_sorted(self.model.graph):
             self.model.graph.sort()
         self.shapes = shapes_of(self.model)

@@ -179,6 +179,64 @@ def test_the_first_row_in_place_of_the_last(fixtures_dir, tmp_path):
     assert "prune-last-token at lm_head:logits: 'logits'" in report.reasons[0]
 
 
+# ---- errors in calls and in what cannot run ---------------------------------------------------------------------------
+
+
+def test_weights_exchanged_between_two_calls(fixtures_dir, tmp_path):
+    """Nothing that the pass made is in the region but the call, which is written out there."""
+    source = _copied(fixtures_dir / "llama_static", tmp_path, data=True)
+
+    def mutation(model: ir.Model) -> None:
+        calls = [node for node in model.graph if node.op_identifier() in model.functions]
+        slot = next(
+            slot
+            for slot, (one, other) in enumerate(zip(calls[0].inputs, calls[1].inputs, strict=True))
+            if one is not other and one is not None and one.is_initializer()
+        )
+        one, other = calls[0].inputs[slot], calls[1].inputs[slot]
+        calls[0].replace_input_with(slot, other)
+        calls[1].replace_input_with(slot, one)
+
+    report = _verified(source, ["extract-functions", "bound-context"], mutation)
+    assert report.status == "different"
+    assert all("extract-functions at layers:LlamaDecoderLayer" in reason for reason in report.reasons), report.reasons
+    found = _verified(source, ["extract-functions", "bound-context"])
+    assert found.status == "equal"
+
+
+def _beyond_the_end(model: ir.Model) -> None:
+    node = next(item for item in model.graph if (item.name or "").endswith("gather_experts/choice_weights"))
+    value = ir.Value(name="far", const_value=ir.tensor(np.array([7], np.int64)))
+    model.graph.register_initializer(value)
+    node.replace_input_with(1, value)
+
+
+def _rows_that_are_not_there(model: ir.Model) -> None:
+    node: Any = next(item for item in model.graph if item.op_type == "Gather" and PASS_KEY in item.metadata_props)
+    shift = ir.Value(name="shift", const_value=ir.tensor(np.array(1000, node.inputs[1].dtype.numpy())))
+    model.graph.register_initializer(shift)
+    added = ir.node("Add", [node.inputs[1], shift])
+    added.outputs[0].name = "shifted"
+    model.graph.insert_before(node, added)
+    node.replace_input_with(1, added.outputs[0])
+
+
+@pytest.mark.parametrize(
+    ("mutation", "what"),
+    [
+        (_beyond_the_end, "cannot be loaded by ONNX Runtime"),
+        (_rows_that_are_not_there, ", in Gather 'layers.0.experts/gather_experts/token_rows'"),
+    ],
+)
+@pytest.mark.parametrize("depth", ["outputs", "regions"])
+def test_what_does_not_run_is_told_with_its_pass(fixtures_dir, tmp_path, mutation, what, depth):
+    source = _copied(fixtures_dir / "qwen3_moe_matmulnbits", tmp_path, data=True)
+    report = _verified(source, ["gather-experts{strategy=grouped}"], mutation, depth=depth)
+    assert report.status == "different"
+    assert what in report.reasons[0]
+    assert "(made by gather-experts at experts:0)" in report.reasons[0]
+
+
 # ---- errors in what passes leave -------------------------------------------------------------------------------------
 
 

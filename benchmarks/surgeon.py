@@ -5,7 +5,7 @@
     python benchmarks/surgeon.py --json out.json    # all values
 
 Parts: `dense` and `experts` (recipe against load + save), `scaling` (layers and experts x4, every recipe), `memory` (peak with and without gigabytes of weights),
-`absent` (the command line with the data file removed), `help` (import and --help).
+`absent` (the command line with the data file removed), `regions` (region verification of more layers), `help` (import and --help).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from graphsurgery.benching.samples import Sample
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("dense", "experts", "scaling", "memory", "absent", "help")
+PARTS = ("dense", "experts", "scaling", "memory", "absent", "regions", "help")
 _RECIPE = "prefill"
 _RECIPES = ("prefill", "decode", "unified", "npu-prefill", "npu-decode")
 
@@ -67,6 +67,23 @@ def recipe(model: str, output: str, name: str = _RECIPE) -> dict[str, float]:
     return {"seconds": done - started, "cpu": used, "peak": read_memory().peak or 0, **passes}
 
 
+def verify_regions(model: str, result: str) -> dict[str, float]:
+    """Region verification of a recipe's result, and what reading both graphs takes of it; no data file is there."""
+    from graphsurgery import load
+    from graphsurgery.analysis.shapes import shapes_of
+    from graphsurgery.equivalence.verify import verify_models
+
+    started, cpu = time.perf_counter(), time.process_time()
+    report = verify_models(Path(model), Path(result), depth="regions")
+    done, used = time.perf_counter(), time.process_time() - cpu
+    if report.status != "equal":
+        raise AssertionError(f"{result} is {report.status}: {'; '.join(report.reasons)}")
+    for path in (model, result):
+        shapes_of(load(path))
+    reading = time.perf_counter() - done
+    return {"seconds": done - started, "cpu": used, "reading": reading, "regions": len(report.regions)}
+
+
 def help_text() -> dict[str, float]:
     """A new interpreter that imports the package and prints its help."""
     started = time.perf_counter()
@@ -82,7 +99,7 @@ def bare_python() -> dict[str, float]:
 
 
 TASKS: dict[str, Callable[..., Mapping[str, Any]]] = {
-    task.__name__: task for task in (load_and_save, recipe, help_text, bare_python)
+    task.__name__: task for task in (load_and_save, recipe, verify_regions, help_text, bare_python)
 }
 
 
@@ -230,6 +247,26 @@ def measure_absent(bench: Bench) -> None:
     bench.row("external bytes read", "0" if not failed else "?", "0", not failed, remark)
 
 
+def measure_regions(bench: Bench) -> None:
+    """Region verification of 12 and of 48 layers: each distinct region is run once."""
+    runs = {}
+    for layers in (12, 48):
+        path, _ = bench.model(f"llama-{layers}-absent", "llama", layers=layers, data=False)
+        result = str(path.with_suffix(".pruned.onnx"))
+        Run("recipe", {"model": str(path), "output": result})()
+        runs[f"regions, {layers} layers"] = Run("verify_regions", {"model": str(path), "result": result})
+    few, many = bench.compare(runs).values()
+    counts = [int(figures["regions"].median) for figures in (few, many)]
+    remark = ", ".join(
+        f"{figures['seconds'].median:.2f} s for {layers} layers, {figures['reading'].median:.2f} s of them reading both graphs"
+        for layers, figures in ((12, few), (48, many))
+    )
+    measured = f"{counts[1]} for {counts[0]}"
+    bench.row(
+        "regions run, layers x4", measured, "as many", counts[0] == counts[1], remark, few["seconds"], many["seconds"]
+    )
+
+
 def measure_help(bench: Bench) -> None:
     """Import and --help, interpreter included."""
     found = bench.compare({"help": Run("help_text"), "bare python": Run("bare_python")})
@@ -266,6 +303,7 @@ def main() -> int:
         "scaling": measure_scaling,
         "memory": measure_memory,
         "absent": measure_absent,
+        "regions": measure_regions,
         "help": measure_help,
     }
     about = environment("graphsurgery", "onnx", "onnx-ir", "numpy")

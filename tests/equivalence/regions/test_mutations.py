@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 import shutil
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -598,10 +599,10 @@ def _disagreements(fixture: Path, folder: Path, specs: list[str], chosen: Any) -
     model = load(source)
     Pipeline(specs)(model)
     positions = _mutants(model)
-    assert len(positions) > 5
+    assert positions
     wrong = []
     caught = 0
-    for position in chosen(positions):
+    for position in chosen(model, positions):
 
         def mutation(model: ir.Model, position: int = position) -> None:
             _mutate(model, position)
@@ -626,7 +627,7 @@ def _disagreements(fixture: Path, folder: Path, specs: list[str], chosen: Any) -
     ],
 )
 def test_mutants_are_found_at_both_depths_or_at_none(fixtures_dir, tmp_path, sample_random, fixture, specs):
-    assert _disagreements(fixtures_dir / fixture, tmp_path, specs, lambda all_: sample_random.sample(all_, 3)) == []
+    assert _disagreements(fixtures_dir / fixture, tmp_path, specs, lambda _, all_: sample_random.sample(all_, 3)) == []
 
 
 @pytest.mark.full
@@ -643,5 +644,15 @@ def test_mutants_are_found_at_both_depths_or_at_none(fixtures_dir, tmp_path, sam
         )
     ),
 )
-def test_all_mutants_are_found_at_both_depths_or_at_none(fixtures_dir, tmp_path, fixture, specs):
-    assert _disagreements(fixtures_dir / fixture, tmp_path, specs, lambda all_: all_) == []
+def test_mutants_of_every_kind_are_found_at_both_depths_or_at_none(
+    fixtures_dir, tmp_path, sample_random, fixture, specs
+):
+    def chosen(model: ir.Model, positions: list[int]) -> list[int]:
+        """One of the nodes that have an operator and a name but for numbers, of layers and blocks, in common."""
+        kinds: dict[tuple[str, str], list[int]] = {}
+        for position in positions:
+            node = model.graph[position]
+            kinds.setdefault((node.op_type, re.sub(r"\d+", "", node.name or "")), []).append(position)
+        return [sample_random.choice(alike) for alike in kinds.values()]
+
+    assert _disagreements(fixtures_dir / fixture, tmp_path, specs, chosen) == []

@@ -75,17 +75,19 @@ def find_attentions(
             anchors = [*anchors, *known.nodes(operator, domain=domain)]
         for node in sorted(anchors, key=known.order.__getitem__):
             number = len(found)
-            site = _read(node, number, body, origins)
+            site = _read(node, number, body, origins, known)
             if site is not None:
                 found.append(site)
     return found
 
 
-def _read(node: ir.Node, number: int, body: Body, origins: Origins) -> AttentionSite | FusedAttention | Refusal | None:
+def _read(
+    node: ir.Node, number: int, body: Body, origins: Origins, index: GraphIndex
+) -> AttentionSite | FusedAttention | Refusal | None:
     """The attention that ``node`` is, or in which it ends the softmax."""
     if node.op_type not in ("Softmax", "Div"):
         return _fused(node, number, body)
-    site = _Reader(node, number, body, origins).read() if node.op_type == "Softmax" else None
+    site = _Reader(node, number, body, origins, index).read() if node.op_type == "Softmax" else None
     if site is None or isinstance(site, Refusal):
         return read_spelled(node, number, _layer(node, body), body) or site
     return site
@@ -149,7 +151,8 @@ def _mask_kinds_of(node: ir.Node, operator: str, body: Body) -> tuple[str, ...]:
 class _Reader:
     """Reads the attention around one softmax."""
 
-    def __init__(self, softmax: ir.Node, number: int, body: Body, origins: Origins) -> None:
+    def __init__(self, softmax: ir.Node, number: int, body: Body, origins: Origins, index: GraphIndex) -> None:
+        self._order = index.order
         self._softmax = softmax
         self._origins = origins
         self._number = number
@@ -216,9 +219,9 @@ class _Reader:
             ValueProduct(product, value, value_product.scale),
             *(item for item in more if item is not None),
         )
-        exposed, read_by = self._read_elsewhere(
-            (scores, *chain, softmax, *tail), {item.node for item in value_products}
-        )
+        inside = (scores, *chain, softmax, *tail)
+        exposed, read_by = self._read_elsewhere(inside, {item.node for item in value_products})
+        self._check_one_way(exposed, {*inside, *(item.node for item in value_products)})
         lengths = {
             _dim(shapes, source.base, source.length_axis) for source in (key, *(item.source for item in value_products))
         }
@@ -423,6 +426,24 @@ class _Reader:
                 told = f"graph output {value.name!r}" if value.is_graph_output() else ""
                 first = first or told or f"node {others[0].name!r} ({others[0].op_type})"
         return tuple(exposed), first
+
+    def _check_one_way(self, exposed: tuple[ir.Value, ...], inside: set[ir.Node]) -> None:
+        """Nothing that others make of its scores may come back into it: blocks have theirs before the whole is there."""
+        last = max(self._order.get(node, 0) for node in inside)
+        pending = [reader for value in exposed for reader in readers(value) if reader not in inside]
+        seen = set(pending)
+        while pending:
+            node = pending.pop()
+            for value in node.outputs:
+                for reader in readers(value):
+                    if reader in inside:
+                        raise UnreadableError(
+                            f"node {node.name!r} ({node.op_type}) makes of its scores what node {reader.name!r} "
+                            f"({reader.op_type}) brings back into them"
+                        )
+                    if reader not in seen and self._order.get(reader, last) < last:
+                        seen.add(reader)
+                        pending.append(reader)
 
 
 def _operands(scores: ir.Node, chain: tuple[ir.Node, ...]) -> list[ir.Value]:

@@ -352,3 +352,24 @@ def test_what_is_no_attention_stays(old: str, new: str) -> None:
         hold(text, SPECS[0], 2)
     else:
         assert not [site for site in sites if site.status == "rewritten"]
+
+
+# Scores below the mean of their row are masked: the mean is of the whole row, and comes back into the scores.
+COMES_BACK = (
+    ALIBI.replace("biased = Add (scaled, bias)", "biased = Add (scaled, bias)\n    low_ones = SCORES")
+    .replace(
+        "low_ones = SCORES",
+        """mean = ReduceMean <axes = [-1]> (biased)
+    small = Less (biased, mean)
+    strong = Where (small, low, biased)""",
+    )
+    .replace("(hidden, low, biased)", "(hidden, low, strong)")
+)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_scores_that_come_back_into_themselves_are_refused(spec: str) -> None:
+    model = parse(COMES_BACK)
+    (site,) = Pipeline([spec])(model).passes[0].sites
+    assert site.status == "refused"
+    assert "(Less) makes of its scores what node '' (Where) brings back into them" in site.reason, site.reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import TYPE_CHECKING, TypeAlias
 
 import onnx_ir as ir
@@ -92,6 +93,9 @@ def _applied(rule: Rule, call: Call) -> Facts:
         ) from error
 
 
+_IMAGES = re.compile("pixel|image", re.IGNORECASE)
+
+
 class Session:
     """What all frames of one model share."""
 
@@ -124,14 +128,17 @@ class Session:
 
 
 def _never_empty(inputs: Iterable[ir.Value]) -> dict[str, Dim]:
-    """The names that are an axis of an integer or boolean input, as positive symbols.
+    """The names that are an axis of an integer or boolean input, or rows or columns of an image, as positive symbols.
 
     Such inputs are token ids, positions and masks, and no language model runs on none of them, while caches may be
-    empty. Without this ``x[:, -1:]`` would have ``min(seq, 1)`` rows, and ``x[:, -seq:]`` as many as ``x`` for seq 0.
+    empty; there may be no image, but none without rows and columns. Without this ``x[:, -1:]`` would have ``min(seq, 1)`` rows, and ``x[:, -seq:]`` as many as ``x`` for seq 0.
     """
     names: dict[str, Dim] = {}
     for value in inputs:
-        for size in value.shape or () if value.dtype in INTEGERS else ():
+        sizes = tuple(value.shape or ())
+        if value.dtype not in INTEGERS:
+            sizes = sizes[-2:] if len(sizes) > 3 and _IMAGES.search(value.name or "") else ()
+        for size in sizes:
             parsed = None if isinstance(size, int) else parse_dim(size.value or "")
             atom = parsed.atom if isinstance(parsed, Expr) else None
             if isinstance(atom, Symbol):

@@ -240,6 +240,13 @@ def _dropout(call: Call) -> list[Fact]:
     return [call.fact(0), Fact(call.shape(0), ir.DataType.BOOL if call.version >= 10 else call.dtype(0))]
 
 
+def _sign(call: Call) -> Fact:
+    value = call.fact(0).value
+    known = value is not None and all(dims.is_nonnegative(item) for item in value.items)
+    signs = ShapeValue(tuple(dims.minimum(item, 1) for item in value.items), value.shape) if value and known else None
+    return Fact(call.shape(0), call.dtype(0), signs)
+
+
 def _not(item: Dim) -> Dim:
     return 1 - item
 
@@ -256,7 +263,7 @@ _BOOL = ir.DataType.BOOL
 
 _PLAIN = (
     "Acos Acosh Asin Asinh Atan Atanh Celu Cos Cosh Elu Erf Exp HardSigmoid HardSwish LeakyRelu Log Mish "
-    "Reciprocal Relu Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu Gelu "
+    "Reciprocal Relu Selu Shrink Sigmoid Sin Sinh Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu Gelu "
     "BitwiseNot Softmax LogSoftmax Hardmax LpNormalization MeanVarianceNormalization LRN CumSum CumProd"
 )
 
@@ -265,6 +272,7 @@ TABLE = rule_table(
     ("", "Identity Ceil Floor Round", _identity),
     ("", "Neg", _mapped(lambda item: -item)),
     ("", "Abs", _mapped(dims.absolute)),
+    ("", "Sign", _sign),
     ("", "Not", _mapped(_not)),
     ("", "IsNaN IsInf", _boolean),
     ("", "Cast", _cast),

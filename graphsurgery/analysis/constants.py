@@ -19,9 +19,10 @@ import onnx_ir as ir
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["MAX_ELEMENTS", "const_int", "const_ints", "const_scalar", "constant_of", "small_array"]
+__all__ = ["MAX_ELEMENTS", "const_int", "const_ints", "const_scalar", "constant_of", "corners_of", "small_array"]
 
 MAX_ELEMENTS = 4096
+_MAX_TABLE = 1 << 26
 
 # Whatever else there is may read a data file, or compute something from one, when it is asked for its contents.
 _IN_MEMORY = (ir.Tensor, ir.TensorProtoTensor, ir.PackedTensor)
@@ -77,6 +78,28 @@ def const_scalar(value: ir.Value | None, *, overridable: bool = True) -> float |
         return int(item)
     # Strings are no number; float16, bfloat16 and the 8-bit floats convert through float().
     return None if array.dtype.kind in "OUS" else float(item)
+
+
+def corners_of(value: ir.Value | None) -> tuple[float, float, float] | None:
+    """Three elements of a square table ``[.., N, N]`` of one kind of rows, of any size: a mask for all positions.
+
+    Returns:
+        The last element of the first row, and the first and last elements of the last row; None where ``value`` is no
+        table whose bytes are inside the file.
+    """
+    value = _behind_identities(value)
+    node = value.producer() if value is not None else None
+    if value is None or (value.is_graph_input() and value.is_initializer()):
+        return None
+    attribute = node.attributes.get("value") if node is not None and node.op_type == "Constant" else None
+    tensor = value.const_value if node is None else attribute.value if attribute is not None else None
+    if not isinstance(tensor, _IN_MEMORY) or tensor.size > _MAX_TABLE or tensor.dtype == ir.DataType.STRING:
+        return None
+    sizes = tuple(tensor.shape.numpy())
+    if len(sizes) < 2 or sizes[-1] != sizes[-2] or sizes[-1] < 2 or tensor.size != sizes[-1] ** 2:
+        return None
+    table = tensor.numpy().reshape(sizes[-2:])
+    return float(table[0, -1]), float(table[-1, 0]), float(table[-1, -1])
 
 
 def _behind_identities(value: ir.Value | None) -> ir.Value | None:

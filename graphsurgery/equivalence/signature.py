@@ -6,7 +6,6 @@ Alphabet: B batch, S query length, H hidden size, V vocabulary.
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from typing import TYPE_CHECKING
 
@@ -15,14 +14,13 @@ import onnx
 from graphsurgery.contracts import CONTEXT_BOUND_KEY, parse_context_bound
 from graphsurgery.equivalence.caches import classify_cache, ring_outputs
 from graphsurgery.equivalence.dims import declared_dims
+from graphsurgery.equivalence.image_inputs import features, image_size, order_length, with_patches
 from graphsurgery.equivalence.inferring import Inferred
 from graphsurgery.equivalence.protos import Scope
 from graphsurgery.equivalence.roles import FLOATS, INTEGERS, InputSpec, OutputSpec, Role, Signature, letters_and_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from graphsurgery.equivalence.dims import Dim
 
 __all__ = ["merge", "read_signature"]
 
@@ -56,7 +54,7 @@ def read_signature(proto: onnx.ModelProto) -> Signature:
             value.name, value.type.tensor_type.elem_type or _T.FLOAT, declared_dims(value) or (), Role.UNKNOWN
         )
         specs.append(_classify(_anonymous(spec), scope, outputs, inferred))
-    specs = _with_encoder(_with_marked(_with_patches(_with_sequence(specs))))
+    specs = _with_encoder(_with_marked(with_patches(_with_sequence(specs))))
     bound = parse_context_bound(next((e.value for e in proto.metadata_props if e.key == CONTEXT_BOUND_KEY), None))
     if bound is not None:
         specs = [dataclasses.replace(spec, role=Role.BOUND) if spec.name == bound.input else spec for spec in specs]
@@ -133,41 +131,20 @@ def _classify(spec: InputSpec, scope: Scope, outputs: Sequence[OutputSpec], infe
         elif role is Role.UNKNOWN and rank in (1, 2, 3) and "position" in name:
             role = Role.POSITIONS
     elif spec.elem_type in FLOATS and re.search(r"inputs_embeds$|^hidden_states$", name) and rank in (2, 3):
-        return dataclasses.replace(spec, role=Role.EMBEDS, size=_features(spec, scope, inferred))
+        return dataclasses.replace(spec, role=Role.EMBEDS, size=features(spec, scope, inferred))
+    elif spec.elem_type in FLOATS and rank >= 4 and re.search(r"pixel|image", name):
+        return dataclasses.replace(spec, size=image_size(spec, scope))
     elif spec.elem_type in FLOATS and rank >= 3:
         return classify_cache(spec, scope, outputs, inferred)
-    if role is Role.UNKNOWN and rank == 1 and spec.elem_type in INTEGERS and (rows := _ordered(spec, scope, inferred)):
+    if (
+        role is Role.UNKNOWN
+        and rank == 1
+        and spec.elem_type in INTEGERS
+        and (rows := order_length(spec, scope, inferred))
+    ):
         return dataclasses.replace(spec, role=Role.ORDER, dims=(rows,))
     limit = _table_rows(spec, scope) if spec.elem_type in INTEGERS and rank else None
     return dataclasses.replace(spec, role=role, limit=limit)
-
-
-def _features(spec: InputSpec, scope: Scope, inferred: Inferred) -> tuple[tuple[int, int], ...]:
-    """The size of the last axis of hidden states, where a reader tells what the file declares as a symbol."""
-    last = len(spec.dims) - 1
-    if isinstance(spec.dims[last], int):
-        return ()
-    for where, node, slot in scope.reached(spec.name, {"Identity": (0,), "Cast": (0,)}):
-        known: tuple[int | None, ...] | None = None
-        if node.op_type == "Reshape" and slot == 0:
-            # Patches: [S, F] is seen as [S, channels, frames, rows, columns].
-            known = (inferred.dims(where, node.output[0]) or ())[last:]
-        elif node.op_type in ("MatMul", "Gemm") and slot == 0:
-            known = (where.static_dims(node.input[1]) or ())[:1]
-        sizes = [size for size in known or () if size is not None]
-        if sizes and known is not None and len(sizes) == len(known):
-            return ((last, math.prod(sizes)),)
-    return ()
-
-
-def _ordered(spec: InputSpec, scope: Scope, inferred: Inferred) -> str | None:
-    """How many rows a value has that the input puts in order, where it is called an index and the graph tells."""
-    if not isinstance(spec.dims[0], str) or not spec.name.lower().endswith("index"):
-        return None
-    for where, node, slot in scope.reached(spec.name, _IDS_THROUGH):
-        if node.op_type in ("Gather", "GatherND") and slot == 1:
-            return inferred.rows(where, node.input[0])
-    return None
 
 
 def _table_rows(spec: InputSpec, scope: Scope) -> int | None:
@@ -203,22 +180,6 @@ def _with_sequence(specs: list[InputSpec]) -> list[InputSpec]:
             None,
         )
     return [dataclasses.replace(spec, role=role) if spec is chosen else spec for spec in specs]
-
-
-def _with_patches(specs: list[InputSpec]) -> list[InputSpec]:
-    """Positions ``[S, 2]`` beside a packed stream of S patches count rows and columns of an image."""
-    stream = next((spec.dims[0] for spec in specs if spec.role is Role.EMBEDS and len(spec.dims) == 2), None)
-    return [
-        dataclasses.replace(spec, role=Role.PATCHES)
-        if stream is not None and spec.role is Role.POSITIONS and len(spec.dims) == 2 and _is_pairs(spec, stream)
-        else spec
-        for spec in specs
-    ]
-
-
-def _is_pairs(spec: InputSpec, stream: Dim) -> bool:
-    """Whether positions have a row for each patch: their first axis, and not their last, may be as long as the stream."""
-    return spec.dims[0] == stream or (isinstance(spec.dims[0], str) and spec.dims[1] != stream)
 
 
 def _with_marked(specs: list[InputSpec]) -> list[InputSpec]:

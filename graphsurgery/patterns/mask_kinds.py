@@ -1,6 +1,7 @@
 """What a mask lets a query see, as far as the graph tells: earlier keys only, a window or a chunk of them, or any.
 
-Read from the comparisons between row numbers and column numbers that the mask is made of: a column that may be at most
+Read from the comparisons between row numbers and column numbers that the mask is made of (or from the corners of a
+stored table, or from the name of a mask that is fed): a column that may be at most
 the row is causal; a column that must be more than the row less something is a window; a column that must be in the same
 chunk as the row, by numbers divided by the size of a chunk, is chunked. A comparison may say what is seen or what is
 hidden: which of both is followed down from the scores, through negations, selections and products with something low.
@@ -8,13 +9,14 @@ hidden: which of both is followed down from the scores, through negations, selec
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from graphsurgery.analysis.constants import constant_of
+from graphsurgery.analysis.constants import constant_of, corners_of
 from graphsurgery.analysis.slices import runs_along
-from graphsurgery.patterns.masks import MaskValues
+from graphsurgery.patterns.masks import LOW, MaskValues
 from graphsurgery.patterns.matcher import is_op
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ _BODY = frozenset(
         *("Mul", "Add", "Sub", "Concat", "Transpose", "Gather", "GatherND", "Max", "Min", "Neg", "Equal"),
     }
 )
+_SLIDING = re.compile("sliding|local|window", re.IGNORECASE)
+_CHUNKED = re.compile("chunk", re.IGNORECASE)
 _MAX_NODES = 200
 _MAX_STEPS = 12
 
@@ -69,8 +73,14 @@ def _kinds_of(
     while pending and len(seen) < _MAX_NODES:
         value, sign, rows, columns, place = pending.pop()
         node = value.producer()
-        if node is None and value not in seen:
+        if value not in seen and (node is None or is_op(node, "Constant")):
             seen.add(value)
+            seen_of_later, seen_of_earlier = _seen_in_table(value, sign)
+            above |= seen_of_later is False
+            below |= seen_of_earlier is False
+            if value.is_graph_input() and place.function is None:
+                below |= _SLIDING.search(value.name or "") is not None
+                chunked |= _CHUNKED.search(value.name or "") is not None
             handed = place.arguments(value)
             if handed:
                 given, caller = handed[call if place is body else 0]
@@ -91,6 +101,17 @@ def _kinds_of(
             pending += [(item, sign * own, rows, columns, place) for item, own in _signed(node, MaskValues(place))]
     causal = ("causal",) if above else ()
     return (*causal, "sliding" if below else "chunked" if chunked else "full")
+
+
+def _seen_in_table(value: ir.Value, sign: int) -> tuple[bool | None, bool | None]:
+    """Whether the first row of a stored mask sees the last column, and the last row the first; None where unknown."""
+    corners = corners_of(value)
+    if corners is None:
+        return None, None
+    later, earlier, own = (number * sign for number in corners)
+    if value.dtype == ir.DataType.BOOL:
+        return later >= own, earlier >= own
+    return later - own > LOW, earlier - own > LOW
 
 
 def _signed(node: ir.Node, values: MaskValues, inside: Collection[ir.Value] = ()) -> list[tuple[ir.Value, int]]:

@@ -102,7 +102,7 @@ class Arithmetic:
 
     def _unary(self, draw) -> None:
         source = self._scalar(draw)
-        op = draw(st.sampled_from(["Neg", "Abs", "Identity", "Cast", "Reshape"]))
+        op = draw(st.sampled_from(["Neg", "Abs", "Sign", "Identity", "Cast", "Reshape"]))
         if op == "Cast":
             self.scalars.append(self.node("Cast", [self.node("Cast", [source], to=onnx.TensorProto.INT32)], to=_INT64))
         elif op == "Reshape":

@@ -339,3 +339,27 @@ def test_long_rows_of_numbers_that_are_not_known_are_not_computed_with(count: in
     found = shapes.shape_value(z)
     assert found is not None
     assert found.items == tuple(range(2, count + 2))
+
+
+def test_a_division_rounded_down_for_any_sign_is_plain_for_the_rows_of_an_image():
+    model = _model("""
+        g (float[B,3,H,W] pixel_values) => (float[N,M] y)
+        {
+            four = Constant<value = int64[1] {4}>()
+            one = Constant<value = int64[1] {1}>()
+            less = Constant<value = int64[1] {-1}>()
+            rows = Shape<start = 2, end = 3>(pixel_values)
+            sign = Sign(rows)
+            same = Equal(sign, one)
+            other = Not(same)
+            rest = Mod(rows, four)
+            some = Cast<to = 9>(rest)
+            both = And(other, some)
+            more = Cast<to = 7>(both)
+            whole = Div(rows, four)
+            patches = Sub(whole, more)
+            shape = Concat<axis = 0>(patches, less)
+            y = Reshape(pixel_values, shape)
+        }
+    """)
+    assert _shown(Shapes(model), model.graph.outputs[0]) == "floordiv(H, 4) floordiv(3*B*H*W, floordiv(H, 4))"

@@ -167,6 +167,19 @@ def test_patches_of_images_come_as_one_stream():
     assert arrays["b1-s5-p0"]["cu_seqlens"].tolist() == [0, 5]
 
 
+@pytest.mark.parametrize(("positions", "side"), [(9, 3), (10, 3), (5, 2), (7, 4), (None, 4)])
+def test_images_are_as_large_as_their_positions_allow(positions, side):
+    g = Graph()
+    g.input("pixel_values", T.FLOAT, "n", 3, "h", "w")
+    g.op("Conv", "pixel_values", g.weight("kernel", 8, 3, 2, 2), strides=[2, 2], out="patches")
+    g.op("Reshape", "patches", g.ints("rows", [0, 8, -1]), out="flat")
+    g.op("Transpose", "flat", perm=[0, 2, 1], out="turned")
+    if positions is not None:
+        g.op("Add", "turned", g.weight("positions", 1, positions, 8), out="placed")
+    g.output("placed" if positions else "turned", T.FLOAT, "n", "p", 8)
+    assert by_name(g.model())["b1-s5-p0"]["pixel_values"].shape == (1, 3, 2 * side, 2 * side)
+
+
 @pytest.mark.parametrize("planes", [3, 4])
 def test_positions_with_several_axes(planes):
     g = Graph()

@@ -373,3 +373,52 @@ def test_scores_that_come_back_into_themselves_are_refused(spec: str) -> None:
     (site,) = Pipeline([spec])(model).passes[0].sites
     assert site.status == "refused"
     assert "(Less) makes of its scores what node '' (Where) brings back into them" in site.reason, site.reason
+
+
+# As many queries as an image has patches, which no input says; the mask is one for all layers.
+PATCHES = """
+    <ir_version: 10, opset_import: ["" : 20]>
+    g (float[B,8,R,C] pixel_values, float[8,8,2,2] kernel) => (float[B,M,8] y)
+    <int64[4] split = {0, -1, 2, 4}, int64[3] flat = {0, 8, -1}, int64[3] joined = {0, -1, 8}, int64[2] of_rows = {1, 3},
+     int64[2] of_columns = {1, 2}, int64[1] last = {-1}, float bound = {2}, float zero = {0}, float low = {-1e9}>
+    {
+        patches = Conv <strides = [2, 2]> (pixel_values, kernel)
+        lines = Reshape (patches, flat)
+        x = Transpose <perm = [0, 2, 1]> (lines)
+        sums = ReduceSum <keepdims = 0> (x, last)
+        dark = Less (sums, bound)
+        rows = Unsqueeze (dark, of_rows)
+        columns = Unsqueeze (dark, of_columns)
+        both = And (rows, columns)
+        allowed = Where (both, zero, low)
+        LAYERS
+    }
+"""
+PATCH_LAYER = """
+        heads_N = Reshape (X, split)
+        q_N = Transpose <perm = [0, 2, 1, 3]> (heads_N)
+        k_N = Transpose <perm = [0, 2, 3, 1]> (heads_N)
+        scores_N = MatMul (q_N, k_N)
+        masked_N = Add (scores_N, allowed)
+        weights_N = Softmax <axis = -1> (masked_N)
+        attended_N = MatMul (weights_N, q_N)
+        turned_N = Transpose <perm = [0, 2, 1, 3]> (attended_N)
+        Y = Reshape (turned_N, joined)"""
+
+
+@pytest.mark.parametrize(
+    "spec", [*SPECS, "block-attention{q_block_size=2}", "block-attention{q_block_size=3,min_rows=5}"]
+)
+def test_a_number_of_queries_that_is_known_late(spec: str) -> None:
+    layers = [PATCH_LAYER.replace("_N", f"_{n}").replace("X", x) for n, x in ((0, "x"), (1, "x1"))]
+    text = PATCHES.replace("LAYERS", layers[0].replace("Y", "x1") + layers[1].replace("Y", "y"))
+    model, before = parse(text), session(parse(text))
+    sites = Pipeline([spec])(model).passes[0].sites
+    assert [site.status for site in sites] == ["rewritten"] * 2, [site.reason for site in sites]
+    assert not violations(model)
+    after, rng = session(model), np.random.default_rng(0)
+    for batch, rows, columns in ((2, 2, 3), (1, 1, 1), (3, 1, 4)):
+        pixels = rng.standard_normal((batch, 8, 2 * rows, 2 * columns)).astype(np.float32)
+        kernel = rng.standard_normal((8, 8, 2, 2)).astype(np.float32)
+        feeds = {"pixel_values": pixels, "kernel": kernel * np.float32(0.2)}
+        np.testing.assert_allclose(run(after, feeds)["y"], run(before, feeds)["y"], rtol=0, atol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import onnx.parser
 import onnx_ir as ir
@@ -76,3 +77,62 @@ def test_sites_are_chosen_by_it() -> None:
     model = model_of(WINDOW, "out = Attention(query, key, value, mask)")
     (site,) = BlockAttention(q_blocks=2, sites=("sliding",)).find(model)
     assert "sliding" in site.kinds
+
+
+def _table(width: int | None, spelling: str) -> ir.Tensor:
+    """A mask for 6 positions ``[1, 1, 6, 6]``, causal where a width is given, within it."""
+    rows, columns = np.arange(6)[:, None], np.arange(6)[None, :]
+    seen = (columns <= rows) & (columns > rows - (width or 6))
+    table = {"seen": seen, "hidden": ~seen, "added": np.where(seen, 0.0, -1e9), "slopes": columns - 3.0 * rows}[
+        spelling
+    ]
+    return ir.tensor(table.reshape(1, 1, 6, 6).astype(np.float32 if table.dtype.kind == "f" else np.bool_))
+
+
+@pytest.mark.parametrize(
+    ("spelling", "width", "found"),
+    [
+        ("seen", 4, ("causal", "sliding")),
+        ("seen", None, ("causal", "full")),
+        ("hidden", 4, ("causal", "sliding")),
+        ("added", 4, ("causal", "sliding")),
+        ("added", None, ("causal", "full")),
+        ("slopes", 4, ("full",)),
+    ],
+)
+def test_a_stored_table_tells_by_its_corners(spelling: str, width: int | None, found: tuple[str, ...]) -> None:
+    step = {"seen": "Where(part, zero, low)", "hidden": "Where(part, low, zero)"}.get(spelling, "Identity(part)")
+    model = model_of(
+        f"""from = Constant<value = int64[2] {{0, 0}}>()
+        axes = Constant<value = int64[2] {{2, 3}}>()
+        S1 = Shape<start = 2, end = 3>(query)
+        T1 = Shape<start = 2, end = 3>(key)
+        to = Concat<axis = 0>(S1, T1)
+        none = Constant<value = float {{0.0}}>()
+        least = Constant<value = float {{-1000000.0}}>()
+        part = Slice(table, from, to, axes)
+        given = {step.replace("zero", "none").replace("low", "least")}
+        seen = Constant<value = bool {{1}}>()""",
+        DECOMPOSED.replace("Add(scores, mask)", "Add(scores, given)"),
+    )
+    table = ir.Value(name="table", const_value=_table(width, spelling), shape=ir.Shape([1, 1, 6, 6]))
+    table.dtype = table.const_value.dtype if table.const_value is not None else None
+    model.graph.initializers.add(table)
+    for node in model.graph:
+        for index, value in enumerate(node.inputs):
+            if value is not None and value.name == "table":
+                node.replace_input_with(index, table)
+    # Keys are another input here, and nothing but a mask of both says that they are not another sequence.
+    assert tuple(kind for kind in kinds(model)[1:] if kind != "cross") == found
+
+
+@pytest.mark.parametrize(
+    ("name", "span"), [("attention_mask", "full"), ("mask.sliding_attention", "sliding"), ("chunked_mask", "chunked")]
+)
+def test_the_name_of_a_mask_that_is_fed(name: str, span: str) -> None:
+    text = f"""<ir_version: 10, opset_import: ["" : 23]>
+    attend (float[B,2,S,4] query, float[B,2,T,4] key, float[B,2,T,4] value, float[B,1,S,T] mask) => (float[B,2,S,4] out)
+    {{ {DECOMPOSED} }}"""
+    model: ir.Model = ir.from_proto(onnx.parser.parse_model(text))
+    model.graph.inputs[3].name = name
+    assert span in kinds(model)

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from graphsurgery.errors import InputRefusedError, UsageError
 from graphsurgery.garbage import paused_gc
 from graphsurgery.model_files import graph_extras
+from graphsurgery.model_files.declared_types import DeclaredTypes
 from graphsurgery.model_files.directories import CONFIG_NAME, find_model
 from graphsurgery.model_files.locations import data_file, find_problems
 from graphsurgery.model_files.output import default_output
@@ -82,7 +83,9 @@ def load(path: str | os.PathLike[str], *, file: str | None = None) -> ir.Model:
         proto = read_model_proto(model_path)
         found = audit(proto, model_path)
         refuse_broken_scopes(proto, model_path, nested=len(found.graphs) > 1)
+        declared = DeclaredTypes(proto, found.types)
         model = _deserialise(proto, model_path)
+        declared.give_to(model)
         refuse_unsound(model, model_path)
         refuse_wrong_signatures(model, model_path)
         tensors = _attach_extras(model, proto, found)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from graphsurgery.model_io import reserved_names
 from graphsurgery.patterns.matcher import all_graphs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import onnx_ir as ir
 
 __all__ = ["Names", "claim"]
@@ -29,10 +32,15 @@ class Names:
         self._value_numbers: dict[str, int] = {}
         self._node_numbers: dict[str, int] = {}
         for graph in all_graphs(model):
-            self._values.update(value.name for value in graph.inputs if value.name)
+            nodes = list(graph)
             self._values.update(graph.initializers)
-            self._nodes.update([node.name for node in graph if node.name])
-            self._values.update([value.name for node in graph for value in node.outputs if value.name])
+            self._add(self._values, graph.inputs)
+            self._add(self._values, itertools.chain.from_iterable([node.outputs for node in nodes]))
+            self._add(self._nodes, nodes)
+
+    @staticmethod
+    def _add(names: set[str], named: Iterable[ir.Node | ir.Value]) -> None:
+        names.update({name for item in named if (name := item.name)})
 
     @classmethod
     def of(cls, model: ir.Model) -> Names:
@@ -70,13 +78,15 @@ def claim(taken: set[str], hint: str, *, number: int = 0, numbers: dict[str, int
         number: no number up to this one is put behind it.
         numbers: the last number behind each hint, kept by who never gives names back.
     """
+    if hint not in taken:
+        taken.add(hint)
+        return hint
     name = hint
-    if name in taken:
-        number = max(number, numbers.get(hint, 0)) if numbers is not None else number
+    number = max(number, numbers.get(hint, 0)) if numbers is not None else number
     while name in taken:
         number += 1
         name = f"{hint}_{number}"
-    if numbers is not None and name is not hint:
+    if numbers is not None:
         numbers[hint] = number
     taken.add(name)
     return name

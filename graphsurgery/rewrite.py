@@ -183,16 +183,37 @@ class Rewrite:
         if domain and domain not in self._imports:
             self._imports[domain] = self.model.opset_imports.setdefault(domain, 1)
         listed = [_attribute(key, value) for key, value in attributes.items()] if attributes else ()
-        node = ir.Node(domain, op_type, inputs, listed, name=self._names.node(hint))
-        output = node.outputs[0]
-        output.name = self._names.value(hint)
-        if dtype is not None:
-            output.type = ir.TensorType(dtype)
-        if shape is not None:
-            output.shape = ir.Shape(shape)
-        self._tag(node)
-        self._insert(node)
+        output = ir.Value(
+            name=self._names.value(hint),
+            type=None if dtype is None else ir.TensorType(dtype),
+            shape=None if shape is None else ir.Shape(shape),
+        )
+        self._add(domain, op_type, inputs, listed, hint, [output])
         return output
+
+    def _add(
+        self,
+        domain: str,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        attributes: Sequence[ir.Attr],
+        hint: str,
+        outputs: Sequence[ir.Value],
+        metadata: Mapping[str, str] | None = None,
+    ) -> ir.Node:
+        """Insert a tagged node that makes ``outputs``, which are new."""
+        tags = {PASS_KEY: self._pass_name, SITE_KEY: self._site_id}
+        node = ir.Node(
+            domain,
+            op_type,
+            inputs,
+            attributes,
+            outputs=outputs,
+            name=self._names.node(hint),
+            metadata_props={**metadata, **tags} if metadata else tags,
+        )
+        self._insert(node)
+        return node
 
     def body(self, name: str, inputs: Sequence[tuple[str, ir.TypeProtocol, Sequence[int | str | None]]]) -> ir.Graph:
         """An empty subgraph for :meth:`inside`, with formal inputs of the given names, types and shapes."""
@@ -214,12 +235,9 @@ class Rewrite:
         """Insert an If or Loop with finished bodies; its outputs have no declared types."""
         hint = f"{self._scope}/{name}"
         attributes = [ir.AttrGraph(key, graph) for key, graph in bodies.items()]
-        node = ir.Node("", op_type, inputs, attributes, num_outputs=outputs, name=self._names.node(hint))
-        for value in node.outputs:
-            value.name = self._names.value(hint)
-        self._tag(node)
-        self._insert(node)
-        return list(node.outputs)
+        made = [ir.Value(name=self._names.value(hint)) for _ in range(outputs)]
+        self._add("", op_type, inputs, attributes, hint, made)
+        return made
 
     def add_function(self, function: ir.Function, *, first: bool = False) -> None:
         """Add a local function; its body imports what the model imports, and every function its domain.
@@ -296,15 +314,8 @@ class Rewrite:
             name: last part of the name of the copy and its output.
         """
         hint = f"{self._scope}/{name}"
-        attributes = list(node.attributes.values())
-        copy = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=1, name=self._names.node(hint))
-        output = copy.outputs[0]
-        output.name = self._names.value(hint)
-        output.type = node.outputs[0].type
-        for key, text in node.metadata_props.items():
-            copy.metadata_props[key] = text
-        self._tag(copy)
-        self._insert(copy)
+        output = ir.Value(name=self._names.value(hint), type=node.outputs[0].type)
+        self._add(node.domain, node.op_type, inputs, _listed(node), hint, [output], node.metadata_props)
         return output
 
     def replay(
@@ -326,21 +337,18 @@ class Rewrite:
             dtypes: element types of the outputs, where they are not those that ``node`` declares.
         """
         hint = f"{self._scope}/{name}"
-        changed = overrides or {}
-        attributes = [item for key, item in node.attributes.items() if key not in changed]
-        attributes += [_attribute(key, value) for key, value in changed.items() if value is not None]
+        attributes = _listed(node)
+        if overrides:
+            attributes = [item for item in attributes if item.name not in overrides]
+            attributes += [_attribute(key, value) for key, value in overrides.items() if value is not None]
         count = len(node.outputs)
-        copy = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=count, name=self._names.node(hint))
-        for place, (made, old) in enumerate(zip(copy.outputs, node.outputs, strict=True)):
-            made.name = self._names.value(hint if count == 1 else f"{hint}.{place}")
-            made.type = old.type
+        made = []
+        for place, old in enumerate(node.outputs):
             dtype = dtypes[place] if dtypes is not None else None
-            if dtype is not None:
-                made.type = ir.TensorType(dtype)
-        copy.metadata_props.update(node.metadata_props)
-        self._tag(copy)
-        self._insert(copy)
-        return list(copy.outputs)
+            kind = old.type if dtype is None else ir.TensorType(dtype)
+            made.append(ir.Value(name=self._names.value(hint if count == 1 else f"{hint}.{place}"), type=kind))
+        self._add(node.domain, node.op_type, inputs, attributes, hint, made, node.metadata_props)
+        return made
 
     def emit_parts(
         self, op_type: str, inputs: Sequence[ir.Value | None], attributes: dict[str, Any], names: Sequence[str]
@@ -348,14 +356,10 @@ class Rewrite:
         """Insert a node with one output for each of ``names``, all of the element type of its first input."""
         listed = [_attribute(key, value) for key, value in attributes.items()]
         hint = f"{self._scope}/{names[0]}"
-        node = ir.Node("", op_type, inputs, listed, num_outputs=len(names), name=self._names.node(hint))
-        for value, name in zip(node.outputs, names, strict=True):
-            value.name = self._names.value(f"{self._scope}/{name}")
-            if inputs[0] is not None:
-                value.type = inputs[0].type
-        self._tag(node)
-        self._insert(node)
-        return list(node.outputs)
+        kind = inputs[0].type if inputs[0] is not None else None
+        made = [ir.Value(name=self._names.value(f"{self._scope}/{name}"), type=kind) for name in names]
+        self._add("", op_type, inputs, listed, hint, made)
+        return made
 
     def constant(self, array: np.ndarray | Sequence[int] | int, name: str = "const") -> ir.Value:
         """An inline constant; integers become int64. Equal constants of one rewrite are one value.
@@ -534,6 +538,10 @@ class Rewrite:
         self._parameters.drop_unread()
         invalidate(self.model)
         return tuple(self._boundaries)
+
+
+def _listed(node: ir.Node) -> list[ir.Attr]:
+    return list(node.attributes.data.values())
 
 
 def _attribute(name: str, value: Any) -> ir.Attr:

@@ -101,9 +101,10 @@ class Tidy(Pass):
         return found
 
     def _find_in(self, graph: ir.Graph, where: str, *, overridable: bool) -> Iterator[Site]:
-        dead = _dead_nodes(graph)
+        nodes = list(graph)
+        dead = _dead_nodes(nodes)
         if self.identities:
-            passed = [node.outputs[0] for node in graph if node not in dead and _is_idle(node)]
+            passed = [node.outputs[0] for node in nodes if node not in dead and _is_idle(node)]
             if passed:
                 # A chain of them reads what stands in front of the first.
                 sources = tuple(_source(value) for value in passed)
@@ -115,7 +116,7 @@ class Tidy(Pass):
                     replacements=sources,
                 )
         if self.duplicates:
-            pairs = list(_duplicates(graph, dead, overridable=overridable))
+            pairs = list(_duplicates(graph, nodes, dead, overridable=overridable))
             if pairs:
                 yield _Place(
                     id=f"duplicates:{where}",
@@ -133,7 +134,7 @@ class Tidy(Pass):
         if unused:
             yield _Place(id=f"unused:{where}", kinds=("unused",), graph=graph, values=tuple(unused))
         if self.intermediate_shapes == "drop":
-            inside = [value for node in graph if node.domain in ("", "ai.onnx") for value in node.outputs]
+            inside = [value for node in nodes if node.domain in ("", "ai.onnx") for value in node.outputs]
             declared = tuple(value for value in inside if value.shape is not None and not value.is_graph_output())
             if declared:
                 yield _Declared(id=f"shapes:{where}", kinds=("shapes",), values=declared)
@@ -182,10 +183,10 @@ def _tidy(model: ir.Model, site: _Place) -> tuple[str, dict[str, Detail]]:
 # ---- what nothing reads -------------------------------------------------------------------------------------------
 
 
-def _dead_nodes(graph: ir.Graph) -> dict[ir.Node, None]:
-    """Nodes of ``graph`` none of whose outputs anything alive reads, in the order in which they can go."""
+def _dead_nodes(nodes: Sequence[ir.Node]) -> dict[ir.Node, None]:
+    """Those of all ``nodes`` of a graph none of whose outputs anything alive reads, in the order in which they can go."""
     dead: dict[ir.Node, None] = {}
-    pending = [node for node in graph if not any(value.uses() or value.is_graph_output() for value in node.outputs)]
+    pending = [node for node in nodes if not _is_read(node)]
     while pending:
         node = pending.pop()
         if node in dead or not _is_dead(node, dead):
@@ -193,9 +194,17 @@ def _dead_nodes(graph: ir.Graph) -> dict[ir.Node, None]:
         dead[node] = None
         for value in node.inputs:
             producer = value.producer() if value is not None else None
-            if producer is not None and producer.graph is graph:
+            if producer is not None and producer.graph is node.graph:
                 pending.append(producer)
     return dead
+
+
+def _is_read(node: ir.Node) -> bool:
+    # A plain loop: it runs for every node of every graph.
+    for value in node.outputs:  # noqa: SIM110
+        if value.uses() or value.is_graph_output():
+            return True
+    return False
 
 
 def _is_dead(node: ir.Node, dead: dict[ir.Node, None]) -> bool:
@@ -225,11 +234,11 @@ def _uncalled(model: ir.Model) -> list[ir.Function]:
 
 
 def _duplicates(
-    graph: ir.Graph, dead: dict[ir.Node, None], *, overridable: bool
+    graph: ir.Graph, nodes: Sequence[ir.Node], dead: dict[ir.Node, None], *, overridable: bool
 ) -> Iterator[tuple[ir.Value, ir.Value]]:
     """Constants of ``graph`` and the equal one before each: initializers first, since they are there from the start."""
     first: dict[object, ir.Value] = {}
-    for value in _constants(graph, dead, overridable=overridable):
+    for value in _constants(graph, nodes, dead, overridable=overridable):
         key = _contents(value)
         if key is None:
             continue
@@ -239,13 +248,15 @@ def _duplicates(
             yield value, kept
 
 
-def _constants(graph: ir.Graph, dead: dict[ir.Node, None], *, overridable: bool) -> Iterator[ir.Value]:
+def _constants(
+    graph: ir.Graph, nodes: Sequence[ir.Node], dead: dict[ir.Node, None], *, overridable: bool
+) -> Iterator[ir.Value]:
     for value in graph.initializers.values():
         if (overridable and value.is_graph_input()) or all(use.node in dead for use in value.uses()):
             continue
         yield value
-    for node in graph:
-        if is_op(node, "Constant") and node not in dead:
+    for node in nodes:
+        if node.op_type == "Constant" and not node.domain and node not in dead:
             yield node.outputs[0]
 
 

@@ -431,6 +431,32 @@ def test_a_dead_chain_goes_with_its_weights_and_what_only_its_subgraphs_read():
     assert remove_dead([value_of(model, "y")]) == 0
 
 
+def test_what_a_dead_node_and_the_body_of_another_read_goes():
+    model = parse(
+        """
+        <ir_version: 9, opset_import: ["" : 18]>
+        g (float[4] x, bool flag) => (float[4] y)
+        {
+            y = Add(x, x)
+            a = Abs(x)
+            b = Neg(a)
+            c = Exp(a)
+            dead = If (flag) <
+                then_branch = t () => (float[4] p) { q = Neg(a)  p = Add(q, a) },
+                else_branch = e () => (float[4] r) { r = Neg(b) }
+            >
+            end = Add(b, dead)
+            other = Sqrt(c)
+        }
+        """
+    )
+    first = value_of(model, "x")
+    assert remove_dead([value_of(model, "end"), value_of(model, "other")]) == 6
+    assert op_types(model) == ["Add"]
+    # Of what stays only living nodes are readers.
+    assert [use.node for use in first.uses()] == [node_of(model, "y")] * 2
+
+
 def test_what_is_still_read_stays():
     model = parse(CHAIN)
     assert remove_dead([value_of(model, "a"), value_of(model, "y"), model.graph.inputs[0]]) == 0

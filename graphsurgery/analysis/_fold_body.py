@@ -90,7 +90,7 @@ class BodyPlanner:
     # ---- forwards: what must not be folded ----
 
     def _look_at(self, nodes: ir.Graph | ir.Function) -> None:
-        order = list(producers_first(nodes))
+        order = producers_first(nodes)
         self._orders[nodes] = order
         for node in order:
             for graph in subgraphs_of(node):

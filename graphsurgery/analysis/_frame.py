@@ -96,6 +96,11 @@ def _applied(rule: Rule, call: Call) -> Facts:
 _IMAGES = re.compile("pixel|image", re.IGNORECASE)
 
 
+def _constant(value: ir.Value) -> ir.TensorProtocol | None:
+    """What an initializer holds that nobody can feed; None for any other value."""
+    return value.const_value if value.is_initializer() and not value.is_graph_input() else None
+
+
 class Session:
     """What all frames of one model share."""
 
@@ -179,6 +184,10 @@ class Frame:
         self.read: dict[ir.Node, Sequence[ir.Value | None]] = {}
         # What graph inputs and initializers said when they were first asked, and the tensor that said it.
         self.sources: dict[ir.Value, tuple[Fact, ir.TensorProtocol | None]] = {}
+        # Values of which something else may be known than the earlier frame knew.
+        self._moved: set[ir.Value] = set()
+        if earlier is not None:
+            self._take_over(earlier)
         self.fresh = session.fresh
         self._opsets = {_domain(domain): version for domain, version in opsets.items()}
         self._attributes = attributes
@@ -193,10 +202,16 @@ class Frame:
         """Find the facts of every output of ``nodes``."""
         facts = self.facts
         functions = self.session.model.functions
-        earlier = self._earlier
+        earlier, moved = self._earlier, self._moved
         for node in producers_first(nodes):
-            inputs = [NOTHING if value is None else facts.get(value) or self.fact(value) for value in node.inputs]
-            if earlier is not None and self._renew(node, inputs, earlier):
+            read = node.inputs
+            stands = earlier is not None and earlier.read.get(node) == read
+            if stands and moved.isdisjoint(read):
+                # It is as it was, and so is all that it reads: its facts are there already.
+                self.renewed += 1
+                continue
+            inputs = [NOTHING if value is None else facts.get(value) or self.fact(value) for value in read]
+            if earlier is not None and stands and self._renew(node, earlier):
                 continue
             called = bool(functions) and node.op_identifier() in functions
             if self._unsure and any(item.ref_attr_name in self._unsure for item in node.attributes.values()):
@@ -211,35 +226,55 @@ class Frame:
                     version = node.version or self._opsets.get(domain, 1)
                     found = _applied(rule, Call(node, inputs, self._resolved(node), version, self))
             if self._record(node, found) and not called and not node.attributes.data.keys() & _BODIES:
-                self.read[node] = node.inputs
+                self.read[node] = read
+            elif earlier is not None:
+                self.read.pop(node, None)
 
     def forget_earlier(self) -> None:
         """Let go of the frame that this one took over from: the walk is done."""
         self._earlier = None
+        self._moved.clear()
 
-    def _renew(self, node: ir.Node, inputs: list[Fact], earlier: Frame) -> bool:
-        """Whether ``node`` stands as it stood in ``earlier``, so that its facts could be taken over."""
-        if earlier.read.get(node) != node.inputs:
+    def _take_over(self, earlier: Frame) -> None:
+        """Begin with what ``earlier`` knows, but for graph inputs and initializers that may say something else now."""
+        self.facts = dict(earlier.facts)
+        self.read = dict(earlier.read)
+        for value, (_, tensor) in earlier.sources.items():
+            if tensor is not None and _constant(value) is tensor:
+                self.sources[value] = earlier.sources[value]
+            else:
+                del self.facts[value]
+                self._moved.add(value)
+
+    def _renew(self, node: ir.Node, earlier: Frame) -> bool:
+        """Whether ``node``, which reads what it read in ``earlier``, knows the same of it, now that it was looked at."""
+        if not self._moved.isdisjoint(node.inputs):
             return False
-        for value, fact in zip(node.inputs, inputs, strict=True):
-            # What was learned of a value after it was read is known from the start this time, and tells nothing new.
-            if value is not None and earlier.facts[value] is not fact:
-                return False
         for value in node.outputs:
-            self.facts[value] = earlier.facts[value]
-        self.read[node] = node.inputs
+            self._learn(value, earlier.facts[value])
         self.renewed += 1
         return True
+
+    def _learn(self, value: ir.Value, fact: Fact) -> None:
+        """Take ``fact`` as what is known of ``value``, which has moved where that is another than the earlier one."""
+        self.facts[value] = fact
+        if self._earlier is not None:
+            # What was learned of a value after it was read is known from the start this time, and tells nothing new.
+            if self._earlier.facts.get(value) is fact:
+                self._moved.discard(value)
+            else:
+                self._moved.add(value)
 
     def fact(self, value: ir.Value) -> Fact:
         """What is known of ``value``; graph inputs and initializers are looked at when first asked for."""
         known = self.facts.get(value)
         if known is None:
-            known = self.facts[value] = self._renewed_source(value, self._earlier)
+            known = self._renewed_source(value, self._earlier)
+            self._learn(value, known)
         return known
 
     def _renewed_source(self, value: ir.Value, earlier: Frame | None) -> Fact:
-        constant = value.const_value if value.is_initializer() and not value.is_graph_input() else None
+        constant = _constant(value)
         if earlier is not None and constant is not None and earlier.sources.get(value, _NOBODY)[1] is constant:
             self.sources[value] = earlier.sources[value]
             return earlier.facts[value]
@@ -261,13 +296,13 @@ class Frame:
             return None
         items = tuple(self.fresh(signed=True) for _ in range(size))
         contents = ShapeValue(items, (size,) if fact.shape else ())
-        self.facts[value] = dataclasses.replace(fact, value=contents)
+        self._learn(value, dataclasses.replace(fact, value=contents))
         return contents
 
     def run_graph(self, graph: ir.Graph, inputs: Sequence[Fact]) -> list[Fact]:
         """Walk a body of this frame, with ``inputs`` as facts of its formal inputs; facts of its outputs."""
         for formal, given in zip(graph.inputs, inputs, strict=False):
-            self.facts[formal] = given
+            self._learn(formal, given)
         self.walk(graph)
         return [self.fact(value) for value in graph.outputs]
 
@@ -303,9 +338,8 @@ class Frame:
             fact = listed[position] if position < len(listed) else NOTHING
             told = fact.element is not None or (fact.shape is not None and fact.dtype is not None)
             inferred = inferred and told
-            self.facts[value] = self._unchanged(
-                value, self._source(value) if fact is NOTHING else self._settled(fact, value)
-            )
+            found = self._source(value) if fact is NOTHING else self._settled(fact, value)
+            self._learn(value, self._unchanged(value, found))
         return inferred
 
     def _unchanged(self, value: ir.Value, fact: Fact) -> Fact:

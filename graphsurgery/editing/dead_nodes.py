@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
+from graphsurgery.analysis._order import holds_graphs
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -33,6 +35,7 @@ class _Removal:
     def run(self, values: Iterable[ir.Value]) -> int:
         self._look_at(values)
         doomed: dict[ir.Node, None] = {}
+        gone: set[ir.Value] = set()  # initializers
         while self._pending:
             value = self._pending.pop()
             node = value.producer()
@@ -40,14 +43,19 @@ class _Removal:
                 graph = value.graph
                 if graph is not None and value.is_initializer() and not value.is_graph_input():
                     graph.initializers.pop(value.name or "", None)
-            elif node.graph is not None and node not in doomed and not self._alive_outputs(node, value):
-                self._cut(node)
+                    gone.add(value)
+            elif node not in doomed and node.graph is not None and not self._alive_outputs(node, value):
                 doomed[node] = None
+                self._cut(node)
         # All at once: each call of remove() collects the outputs of the graph, of which there are two a layer.
         by_graph: dict[ir.Graph, list[ir.Node]] = {}
         for node in doomed:
             assert node.graph is not None
             by_graph.setdefault(node.graph, []).append(node)
+            for index, read in enumerate(node.inputs):
+                # Nobody asks any more who reads what has gone with it.
+                if read is not None and read not in gone and read.producer() not in doomed:
+                    node.replace_input_with(index, None)
         for graph, nodes in by_graph.items():
             graph.remove(nodes)
         return len(doomed)
@@ -72,16 +80,26 @@ class _Removal:
         return alive
 
     def _cut(self, node: ir.Node) -> None:
-        """End what ``node`` reads, and what its bodies read."""
-        for index, value in enumerate(node.inputs):
+        """Count what ``node`` reads as read once less, and end what its bodies read."""
+        left = self._left
+        for value in node.inputs:
             if value is None:
                 continue
-            if value not in self._left:
-                self._left[value] = len(value.uses())
-            node.replace_input_with(index, None)
-            self._left[value] -= 1
-            self._check(value)
-        self._look_at(captured(node))
+            readers = left.get(value)
+            if readers is None:
+                readers = len(value.uses())
+            left[value] = readers - 1
+            if readers == 1:
+                self._check(value)
+        if holds_graphs(node):
+            ended = captured(node)
+            for value in [value for value in ended if value in left]:
+                left[value] -= 1
+            for value in dict.fromkeys(ended):
+                # What was counted before has readers that have gone and are still listed.
+                if value not in left:
+                    left[value] = len(value.uses())
+                self._check(value)
 
 
 def captured(node: ir.Node) -> list[ir.Value]:

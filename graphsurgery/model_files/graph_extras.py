@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import onnx
 import onnx_ir as ir
 
+from graphsurgery.analysis._order import inner_graphs
 from graphsurgery.model_files.proto_audit import extra_entries
 
 if TYPE_CHECKING:
@@ -98,17 +99,20 @@ def _graph_extras(graph: onnx.GraphProto, elsewhere: set[str]) -> _GraphExtras:
     initializers = {tensor.name for tensor in graph.initializer}
     inputs = {info.name for info in graph.input}
     interface = inputs | {info.name for info in graph.output}
-    produced = set(itertools.chain.from_iterable(node.output for node in graph.node))
-    known = produced | initializers | inputs
-    orphans, held_initializers, held_interface = [], set(), set()
+    held_initializers, held_interface, others = set(), set(), []
     for info in graph.value_info:
         name = info.name
         if name in interface:
             held_interface.add(name)
         elif name in initializers:
             held_initializers.add(name)
-        elif name not in produced and name not in elsewhere:
-            orphans.append(info.SerializeToString())
+        elif name not in elsewhere:
+            others.append(info)
+    # Nearly always there is nothing left to look up.
+    looked_up = bool(others or graph.quantization_annotation)
+    produced = set(itertools.chain.from_iterable(node.output for node in graph.node)) if looked_up else set()
+    known = produced | initializers | inputs
+    orphans = [info.SerializeToString() for info in others if info.name not in produced]
     annotations = [item.SerializeToString() for item in graph.quantization_annotation if item.tensor_name not in known]
     return _GraphExtras(
         tuple(orphans),
@@ -122,8 +126,9 @@ def _graph_extras(graph: onnx.GraphProto, elsewhere: set[str]) -> _GraphExtras:
 def orphan_names(model: ir.Model) -> frozenset[str]:
     """Names that the file uses for values that do not exist: taken, though the graph does not show them."""
     names: set[str] = set()
-    for store in (*(graph.meta for graph in model.graphs()), *(f.meta for f in model.functions.values())):
-        extras = store.get(_EXTRAS_KEY)
+    roots: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for graph in (*roots, *(inner for root in roots for inner in inner_graphs(root))):
+        extras = graph.meta.get(_EXTRAS_KEY)
         if isinstance(extras, _GraphExtras):
             names.update(onnx.ValueInfoProto.FromString(info).name for info in extras.orphans)
             names.update(onnx.TensorAnnotation.FromString(item).tensor_name for item in extras.annotations)

@@ -43,6 +43,7 @@ class Audit:
         nested_external: how many of them are not initializers of the main graph.
         with_metadata: inline tensors that carry metadata.
         graphs: every graph, the main one first, in the same order.
+        types: for each value_info of the main graph its serialised type.
     """
 
     path: Path
@@ -50,6 +51,7 @@ class Audit:
     nested_external: int = 0
     with_metadata: list[onnx.TensorProto] = dataclasses.field(default_factory=list)
     graphs: list[onnx.GraphProto] = dataclasses.field(default_factory=list)
+    types: list[bytes] = dataclasses.field(default_factory=list)
 
     def refuse(self, what: str, remedy: str) -> InputRefusedError:
         """The error for something in this file that cannot be kept."""
@@ -110,8 +112,11 @@ def _audit_graph(found: Audit, graph: onnx.GraphProto, *, nested: bool) -> None:
         _audit_tensor(found, tensor, tensor.name, nested=nested)
     for sparse in graph.sparse_initializer:
         _refuse_sparse(found, sparse)
-    for infos in (graph.input, graph.output, graph.value_info):
+    for infos in (graph.input, graph.output):
         _audit_types(found, infos)
+    types = _audit_types(found, graph.value_info)
+    if not nested:
+        found.types = types
     _refuse_twins(found, [info.name for info in graph.input], "inputs")
     _audit_nodes(found, graph.node)
 
@@ -203,17 +208,31 @@ def _refuse_sparse(found: Audit, sparse: onnx.SparseTensorProto) -> None:
     raise found.refuse(f"tensor {name!r} is sparse, which is not supported", "re-export it with dense weights")
 
 
-def _audit_types(found: Audit, infos: Iterable[onnx.ValueInfoProto]) -> None:
+def _audit_types(found: Audit, infos: Iterable[onnx.ValueInfoProto]) -> list[bytes]:
+    """Check the types of ``infos``, each distinct one once; how they are serialised."""
+    good: set[bytes] = set()
+    types = []
     for info in infos:
-        kind = info.type.WhichOneof("value")
-        if kind == "tensor_type":
-            tensor_type = info.type.tensor_type
-            if not tensor_type.HasField("elem_type"):
-                # Spelled out, since the IR drops the shape of a tensor whose element type is not stated.
-                tensor_type.elem_type = onnx.TensorProto.UNDEFINED
-        elif kind not in _HELD_TYPES:
-            what = f"value {info.name!r} is a {kind.removesuffix('_type')}, which is not supported"
-            raise found.refuse(what, "export the model without it (scikit-learn: the option zipmap=False)")
+        declared = info.type
+        text = declared.SerializeToString()
+        if text not in good:
+            _audit_type(found, info.name, declared)
+            text = declared.SerializeToString()
+            good.add(text)
+        types.append(text)
+    return types
+
+
+def _audit_type(found: Audit, name: str, declared: onnx.TypeProto) -> None:
+    kind = declared.WhichOneof("value")
+    if kind == "tensor_type":
+        tensor_type = declared.tensor_type
+        if not tensor_type.HasField("elem_type"):
+            # Spelled out, since the IR drops the shape of a tensor whose element type is not stated.
+            tensor_type.elem_type = onnx.TensorProto.UNDEFINED
+    elif kind not in _HELD_TYPES:
+        what = f"value {name!r} is a {kind.removesuffix('_type')}, which is not supported"
+        raise found.refuse(what, "export the model without it (scikit-learn: the option zipmap=False)")
 
 
 def _refuse_twins(found: Audit, names: Sequence[object], what: str) -> None:

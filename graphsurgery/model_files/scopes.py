@@ -7,9 +7,11 @@ functions that nothing calls.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
-from graphsurgery.errors import InputRefusedError
+from graphsurgery.analysis._order import HOLDERS
+from graphsurgery.errors import InputRefusedError, InternalError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -24,8 +26,6 @@ __all__ = ["refuse_broken_scopes"]
 _GRAPH_TYPES = frozenset({5, 10})
 """GRAPH and GRAPHS of ``onnx.AttributeProto``."""
 _DEFAULT = frozenset({"", "ai.onnx"})
-_HOLDERS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
-"""The default operators that hold graphs."""
 _REMEDY = "export the model again, or repair it"
 
 
@@ -53,7 +53,7 @@ class _Scope:
 
     Attributes:
         where: of what it is, for messages: empty for the main graph.
-        made: by which node each value is made; empty for an input or initializer.
+        made: names of all values that are there, wherever in the graph they are made.
         outer: the scope around it.
         so_far: names of values that are there already, as far as the walk has come.
     """
@@ -61,7 +61,7 @@ class _Scope:
     def __init__(self, where: str, outer: _Scope | None) -> None:
         self.where = where
         self.outer = outer
-        self.made: dict[str, str] = {}
+        self.made: set[str] = set()
         self.so_far: set[str] = set()
 
     def knows(self, name: str) -> bool:
@@ -118,38 +118,53 @@ class _Check:
     ) -> None:
         nodes = list(nodes)  # each look at a repeated field makes its messages anew
         self._define(given, nodes, scope)
-        for node in nodes:
-            self._node(node, scope)
+        made = scope.made
+        read = set(itertools.chain.from_iterable([node.input for node in nodes]))
+        known = all(name in made or not name or scope.knows(name) for name in read)
+        if not known or self._functions or self._nested:
+            for node in nodes:
+                self._node(node, scope)
         for name in outputs:
-            if name not in scope.made:
+            if name not in made:
                 what = f"output {name!r}{scope.where or ' of the model'}"
                 if scope.knows(name):
                     raise self._refused(f"{what} is a value of a graph around it", "put an Identity node there")
                 raise self._refused(f"{what} is made by nothing")
 
-    def _define(self, given: Sequence[str], nodes: Iterable[onnx.NodeProto], scope: _Scope) -> None:
+    def _define(self, given: Sequence[str], nodes: Sequence[onnx.NodeProto], scope: _Scope) -> None:
         """All names of a graph, wherever in it they are made."""
-        made, where = scope.made, scope.where
-        made.update(dict.fromkeys(given, ""))
+        made = scope.made
+        made.update(given)
         scope.so_far.update(given)
+        # All at once, since nearly always no name is there twice; where one is, a second walk tells which.
+        called = [name for node in nodes if (name := node.name)]
+        results = [name for name in itertools.chain.from_iterable([node.output for node in nodes]) if name]
+        count = len(made)
+        made.update(results)
+        if len(made) < count + len(results) or len(set(called)) < len(called):
+            raise self._twice(given, nodes, scope.where)
+
+    def _twice(self, given: Sequence[str], nodes: Sequence[onnx.NodeProto], where: str) -> InputRefusedError:
+        """The error for the first node with the name of another, or that makes what is made already."""
+        made = dict.fromkeys(given, "")
         names: set[str] = set()
         for node in nodes:
             called = node.name
             if called in names:
-                raise self._refused(f"two nodes{where} are called {called!r}", "give them names of their own")
+                return self._refused(f"two nodes{where} are called {called!r}", "give them names of their own")
             if called:
                 names.add(called)
-            for name in node.output:
-                if name and name in made:
+            for name in filter(None, node.output):
+                if name in made:
                     first = f"node {made[name]!r} makes" if made[name] else "an input or initializer is"
-                    raise self._refused(f"{_who(node)}{where} makes {name!r}, which {first} already")
-                if name:
-                    made[name] = called or node.op_type
+                    return self._refused(f"{_who(node)}{where} makes {name!r}, which {first} already")
+                made[name] = called or node.op_type
+        raise InternalError(f"No name is there twice{where}.")
 
     def _node(self, node: onnx.NodeProto, scope: _Scope) -> None:
         where, made = scope.where, scope.made
         for name in node.input:
-            if name not in made and name and not scope.knows(name):
+            if name and name not in made and not scope.knows(name):
                 raise self._refused(f"{_who(node)}{where} reads {name!r}, which nothing makes")
         if self._functions:
             self._call(node, where)
@@ -160,7 +175,7 @@ class _Check:
         """The graphs that ``node`` holds, if it does; what it makes is there from then on."""
         where = scope.where
         # Looking at the attributes of every node would take longer than all the rest.
-        holds = node.domain not in _DEFAULT or node.op_type in _HOLDERS
+        holds = node.domain not in _DEFAULT or node.op_type in HOLDERS
         for attribute in node.attribute if holds else ():
             if attribute.type in _GRAPH_TYPES:
                 for body in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):

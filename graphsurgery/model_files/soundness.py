@@ -186,10 +186,11 @@ def _add_texts(graph: ir.Graph | ir.Function, texts: list[object]) -> None:
     values = [*graph.inputs, *graph.outputs, *(value for node in nodes for value in node.outputs)]
     if isinstance(graph, ir.Graph):
         values += graph.initializers.values()
-    shapes = [value.shape for value in values]
+    # Many values share the shape that the file declares for them.
+    shapes = {id(shape): shape for value in values if (shape := value.shape) is not None}.values()
     texts.append(graph.name)
     texts += [value.name for value in values]
-    texts += [size.value for shape in shapes if shape is not None for size in shape.dims if not isinstance(size, int)]
+    texts += [size.value for shape in shapes for size in shape.dims if not isinstance(size, int)]
     for node in nodes:
         texts += (node.name, node.op_type, node.domain)
         attributes = node.attributes.data

@@ -127,9 +127,9 @@ def _survey_graph(found: Survey, graph: ir.Graph, locate: _Locate) -> None:
 def _survey_nodes(found: Survey, nodes: Iterable[ir.Node], locate: _Locate) -> None:
     node_protos = _in(locate, "node")
     for number, node in enumerate(nodes):
-        attributes = node.attributes
-        if attributes:
-            _survey_attributes(found, attributes.values(), _in(_at(node_protos, number), "attribute"))
+        attributes = node.attributes.data.values()
+        if attributes and any(attribute.type in _INTERESTING for attribute in attributes):
+            _survey_attributes(found, attributes, _in(_at(node_protos, number), "attribute"))
 
 
 def _survey_attributes(found: Survey, attributes: Iterable[ir.Attr], locate: _Locate) -> None:

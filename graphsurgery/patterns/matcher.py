@@ -6,19 +6,30 @@ Dropout nodes and write constants as nodes or initializers; the helpers look thr
 
 from __future__ import annotations
 
+import collections
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from graphsurgery.analysis._order import is_sorted
+from graphsurgery.analysis._order import holds_graphs, inner_graphs, is_sorted
 from graphsurgery.analysis.kept import kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["GraphIndex", "all_graphs", "index_of", "is_op", "is_sorted", "origin", "readers", "subgraphs", "through"]
+__all__ = [
+    "GraphIndex",
+    "all_graphs",
+    "holds_graphs",
+    "index_of",
+    "is_op",
+    "is_sorted",
+    "origin",
+    "readers",
+    "subgraphs",
+    "through",
+]
 
-_GRAPH_TYPES = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})
 _TRANSPARENT = frozenset({"Identity", "Cast", "CastLike", "Dropout"})
 
 
@@ -33,7 +44,7 @@ class GraphIndex:
 
     def __init__(self, model: ir.Model, graph: ir.Graph | None = None) -> None:
         """Index ``graph``, the main graph where none is given: that of a function for its body."""
-        self._by_op: dict[tuple[str, str], list[ir.Node]] = {}
+        self._by_op: collections.defaultdict[tuple[str, str], list[ir.Node]] = collections.defaultdict(list)
         self.order: dict[ir.Node, int] = {}
         self.owner: dict[ir.Graph, ir.Node] = {}
         self._visit(model.graph if graph is None else graph)
@@ -42,14 +53,12 @@ class GraphIndex:
         # Subgraphs nest a few levels deep at most: recursion is over levels, not over nodes.
         order, by_op = self.order, self._by_op
         for node in graph:
-            for attribute in node.attributes.data.values():
-                if attribute.type in _GRAPH_TYPES:
-                    for inner in subgraphs(node):
-                        self.owner[inner] = node
-                        self._visit(inner)
-                    break
+            if holds_graphs(node):
+                for inner in subgraphs(node):
+                    self.owner[inner] = node
+                    self._visit(inner)
             order[node] = len(order)
-            by_op.setdefault((node.domain, node.op_type), []).append(node)
+            by_op[node.domain, node.op_type].append(node)
 
     def nodes(self, *op_types: str, domain: str = "") -> list[ir.Node]:
         """All nodes of these operators, in graph order."""
@@ -70,19 +79,7 @@ def all_graphs(model: ir.Model) -> Iterator[ir.Graph]:
     """The main graph, the bodies of all functions, and the subgraphs of each at any depth."""
     for graph in (model.graph, *(function.graph for function in model.functions.values())):
         yield graph
-        yield from _inner_graphs(graph)
-
-
-def _inner_graphs(graph: ir.Graph) -> list[ir.Graph]:
-    """The subgraphs of ``graph`` at any depth, outer ones first."""
-    # Asked for several times a pass, on all nodes: onnx-ir's own walk (a generator and a mapping view a node) costs
-    # more than twice as much.
-    holders = [node for node in graph for attribute in node.attributes.data.values() if attribute.type in _GRAPH_TYPES]
-    found: list[ir.Graph] = []
-    for node in dict.fromkeys(holders):
-        for inner in subgraphs(node):
-            found += [inner, *_inner_graphs(inner)]
-    return found
+        yield from inner_graphs(graph)
 
 
 def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:

@@ -36,7 +36,7 @@ def written_blocks(index: GraphIndex, pass_name: str, *marks: str) -> list[list[
         marks: operators of which each block has one; anything else is a part of a block that is a function of its own,
             or what blocks have in common.
     """
-    nodes = [node for node in index.order if is_written(node, pass_name)]
+    nodes = [node for node in index.order if node.metadata_props.get(PASS_KEY) == pass_name]
     above = {node: node for node in nodes}
 
     def top(node: ir.Node) -> ir.Node:

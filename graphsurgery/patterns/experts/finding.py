@@ -40,7 +40,7 @@ from graphsurgery.patterns.experts.parameters import ParameterReader
 from graphsurgery.patterns.experts.rows import RowReader
 from graphsurgery.patterns.experts.starts import end_of_pass, start_of
 from graphsurgery.patterns.experts.terms import Step, UnreadableError, label
-from graphsurgery.patterns.matcher import index_of, is_op, readers, subgraphs
+from graphsurgery.patterns.matcher import holds_graphs, index_of, is_op, readers, subgraphs
 from graphsurgery.patterns.site import Done, Refusal
 from graphsurgery.patterns.written import EXPERTS_PASS, is_written, layer_in, written_blocks
 from graphsurgery.rewrite import PASS_KEY
@@ -364,22 +364,21 @@ def _constant_values(body: Body, known: Mapping[Body, set[ir.Value]]) -> set[ir.
         body: the main graph or a function.
         known: those of the bodies that call it.
     """
-    constant: set[ir.Value] = set()
+    # An input that is left out depends on nothing either.
+    constant: set[ir.Value | None] = {None}
     for formal in body.graph.inputs if body.function is not None else ():
         handed = body.arguments(formal)
         if handed and all(item in known.get(caller, ()) for item, caller in handed):
             constant.add(formal)
     _add_constants(body.graph, constant)
-    return constant
+    return {value for value in constant if value is not None}
 
 
-def _add_constants(graph: ir.Graph, constant: set[ir.Value]) -> None:
+def _add_constants(graph: ir.Graph, constant: set[ir.Value | None]) -> None:
     constant.update(graph.initializers.values())
     for node in graph:
-        inner = list(subgraphs(node))
-        for held in inner:
-            _add_constants(held, constant)
-        if inner or node.op_type.startswith("Random"):
-            continue
-        if all(value is None or value in constant for value in node.inputs):
+        if holds_graphs(node):
+            for held in subgraphs(node):
+                _add_constants(held, constant)
+        elif constant.issuperset(node.inputs) and not node.op_type.startswith("Random"):
             constant.update(node.outputs)

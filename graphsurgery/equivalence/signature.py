@@ -161,24 +161,24 @@ def _table_rows(spec: InputSpec, scope: Scope) -> int | None:
 
 
 def _with_sequence(specs: list[InputSpec]) -> list[InputSpec]:
-    """Where no name tells the sequence input: the ids of the largest table, else the first float ``[B, S, H]``."""
+    """Where no name tells the sequence input: the ids of the largest table, else the first float ``[B, S, H]``.
+
+    Without either, the first float ``[S, H]``, as expert blocks and heads alone take it; patches of an image, which the
+    sizes of a grid go with, are not as many as one likes.
+    """
     if any(spec.role in (Role.TOKENS, Role.EMBEDS) for spec in specs):
         return specs
-    ids = [spec for spec in specs if spec.limit and spec.role is Role.UNKNOWN and len(spec.dims) <= 2]
+    unknown = [spec for spec in specs if spec.role is Role.UNKNOWN]
+    ids = [spec for spec in unknown if spec.limit and len(spec.dims) <= 2]
     chosen, role = max(ids, key=lambda spec: spec.limit or 0, default=None), Role.TOKENS
     if chosen is None:
         role = Role.EMBEDS
-        chosen = next(
-            (
-                spec
-                for spec in specs
-                if spec.role is Role.UNKNOWN
-                and spec.elem_type in FLOATS
-                and len(spec.dims) == 3
-                and isinstance(spec.dims[2], int)
-            ),
-            None,
-        )
+        floats = [spec for spec in unknown if spec.elem_type in FLOATS and spec.dims and isinstance(spec.dims[-1], int)]
+        batches = [spec for spec in floats if len(spec.dims) == 3]
+        rows = [spec for spec in floats if len(spec.dims) == 2 and isinstance(spec.dims[0], str)]
+        if any(spec.role is Role.GRID for spec in specs):
+            rows = []
+        chosen = next(iter([*batches, *rows]), None)
     return [dataclasses.replace(spec, role=role) if spec is chosen else spec for spec in specs]
 
 

@@ -175,6 +175,25 @@ def test_a_rewrite_that_fails_on_a_feed_is_a_difference(compared):
     )
 
 
+@pytest.mark.parametrize("depth", ["outputs", "regions"])
+def test_parts_of_models_are_run_on_many_rows(compared, depth):
+    """Without ids or a name that tells: what takes rows ``[T, H]`` takes as many as one likes."""
+
+    def taking_rows(node: Any) -> Any:
+        ends = [helper.make_tensor_value_info(name, T.FLOAT, ["T", 4]) for name in ("x", "scale", "y")]
+        nodes = [helper.make_node("Mul", ["x", "scale"], ["scaled"]), node]
+        stored = [helper.make_tensor(name, T.INT64, [1], [n]) for name, n in (("a", -1), ("b", -(2**31)), ("c", 0))]
+        graph = helper.make_graph(nodes, "rows", ends[:2], ends[2:], stored)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+    straight = taking_rows(helper.make_node("Identity", ["scaled"], ["y"]))
+    turned = taking_rows(helper.make_node("Slice", ["scaled", "a", "b", "c", "a"], ["y"]))
+    report = compared(straight, straight, depth=depth)
+    assert report.status == "equal"
+    assert {feed.length for feed in report.feeds} == {1, 3, 4, 5, 23, 200}
+    assert compared(straight, turned, depth=depth).status == "different"
+
+
 # Rows that are kept --------------------------------------------------------------------------------------------------
 
 

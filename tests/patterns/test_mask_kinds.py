@@ -79,7 +79,7 @@ def test_sites_are_chosen_by_it() -> None:
     assert "sliding" in site.kinds
 
 
-def _table(width: int | None, spelling: str) -> ir.Tensor:
+def _table(width: int | None, spelling: str) -> ir.TensorProtocol:
     """A mask for 6 positions ``[1, 1, 6, 6]``, causal where a width is given, within it."""
     rows, columns = np.arange(6)[:, None], np.arange(6)[None, :]
     seen = (columns <= rows) & (columns > rows - (width or 6))
@@ -115,8 +115,8 @@ def test_a_stored_table_tells_by_its_corners(spelling: str, width: int | None, f
         seen = Constant<value = bool {{1}}>()""",
         DECOMPOSED.replace("Add(scores, mask)", "Add(scores, given)"),
     )
-    table = ir.Value(name="table", const_value=_table(width, spelling), shape=ir.Shape([1, 1, 6, 6]))
-    table.dtype = table.const_value.dtype if table.const_value is not None else None
+    stored = _table(width, spelling)
+    table = ir.Value(name="table", const_value=stored, shape=ir.Shape([1, 1, 6, 6]), type=ir.TensorType(stored.dtype))
     model.graph.initializers.add(table)
     for node in model.graph:
         for index, value in enumerate(node.inputs):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from graphsurgery.passes.block_attention import BlockAttention
 from graphsurgery.pipeline import Pipeline
 from tests.strategies.attentions import AttentionSpec, attention_specs, build, feeds_of, lengths, pass_options
+from tests.strategies.spelled_attentions import SpelledSpec, build_spelled, spelled_feeds, spelled_specs
 
 # Shrinking runs whole models hundreds of times; the drawn spec says enough.
 _LOW = 1e4
@@ -66,3 +67,32 @@ def test_generated_attention(data: st.DataObject) -> None:
 @given(st.data())
 def test_generated_attention_at_length(data: st.DataObject) -> None:
     _check(data)
+
+
+def _check_spelled(data: st.DataObject) -> None:
+    spec: SpelledSpec = data.draw(spelled_specs())
+    options = data.draw(pass_options())
+    proto = build_spelled(spec)
+    model = ir.from_proto(proto)
+    (site,) = Pipeline([BlockAttention(**options)], check=True)(model).passes[0].sites
+    assert site.status == "rewritten", site.reason
+    assert "Einsum" not in {node.op_type for node in model.graph.all_nodes()}
+    before, after = proto.SerializeToString(), ir.to_proto(model).SerializeToString()
+    for length, total in data.draw(st.lists(st.tuples(st.integers(1, 9), st.integers(2, 12)), min_size=2, max_size=2)):
+        feeds = spelled_feeds(spec, data.draw(st.integers(1, 3)), length, total, data.draw(st.integers(0, 2**16)))
+        expected, got = _run(before, feeds)["attended"], _run(after, feeds)["attended"]
+        assert expected.shape == got.shape
+        assert np.max(np.abs(expected - got)) <= 1e-5 * max(1.0, np.max(np.abs(expected)))
+
+
+@settings(max_examples=15, phases=PHASES)
+@given(st.data())
+def test_axes_in_any_order(data: st.DataObject) -> None:
+    _check_spelled(data)
+
+
+@pytest.mark.full
+@settings(max_examples=600, phases=PHASES)
+@given(st.data())
+def test_axes_in_any_order_at_length(data: st.DataObject) -> None:
+    _check_spelled(data)

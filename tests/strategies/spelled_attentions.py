@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 __all__ = ["SpelledSpec", "build_spelled", "spelled_feeds", "spelled_specs"]
 
 HEADS, FEATURES = 3, 4
-_SIZES = {"b": "B", "h": HEADS, "s": "S", "t": "T", "d": FEATURES}
+_SIZES: dict[str, int | str] = {"b": "B", "h": HEADS, "s": "S", "t": "T", "d": FEATURES}
 
 
 @dataclasses.dataclass(frozen=True)

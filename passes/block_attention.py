@@ -19,10 +19,10 @@ from graphsurgery.passes.blocking.budget import Budget
 from graphsurgery.passes.blocking.plan import BlockPlan, keys_blockable, unclear_operand
 from graphsurgery.passes.blocking.unfuse import unfuse, why_not_unfused
 from graphsurgery.passes.blocking.writer import BlockWriter
-from graphsurgery.patterns.attention import find_attentions
-from graphsurgery.patterns.attention_sites import AttentionSite, FusedAttention
-from graphsurgery.patterns.attention_spelled import SpelledAttention
-from graphsurgery.patterns.masks import Mask, find_mask
+from graphsurgery.patterns.attention.finding import find_attentions
+from graphsurgery.patterns.attention.masks import Mask, find_mask
+from graphsurgery.patterns.attention.sites import AttentionSite, FusedAttention
+from graphsurgery.patterns.attention.spelled import SpelledAttention
 from graphsurgery.patterns.matcher import index_of
 from graphsurgery.patterns.site import Done, Refusal, Site
 from graphsurgery.patterns.written import BLOCKS_PASS, is_written, layer_in, written_blocks

@@ -13,14 +13,14 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from graphsurgery.analysis.slices import Blocked, RowAxis, lift
-from graphsurgery.patterns.attention import find_attentions
-from graphsurgery.patterns.attention_sites import AttentionSite, FusedAttention
+from graphsurgery.patterns.attention.finding import find_attentions
+from graphsurgery.patterns.attention.products import read_product
+from graphsurgery.patterns.attention.sites import AttentionSite, FusedAttention
 from graphsurgery.patterns.column_sinks import sink_end
 from graphsurgery.patterns.function_bodies import body_view
 from graphsurgery.patterns.fused_reads import fused_operands
 from graphsurgery.patterns.kv_cache import find_caches
 from graphsurgery.patterns.matcher import is_op
-from graphsurgery.patterns.products import read_product
 from graphsurgery.patterns.site import Refusal, Site
 from graphsurgery.patterns.written_caches import Written, written_caches
 

@@ -8,7 +8,7 @@ from graphsurgery.analysis.constants import const_int
 
 if TYPE_CHECKING:
     from graphsurgery.analysis.shapes import ShapeView
-    from graphsurgery.patterns.attention_sites import AttentionSite
+    from graphsurgery.patterns.attention.sites import AttentionSite
 
 __all__ = ["sink_end"]
 

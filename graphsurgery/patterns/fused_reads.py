@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from graphsurgery.patterns.attention_spelled import SpelledAttention
+from graphsurgery.patterns.attention.spelled import SpelledAttention
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
     from graphsurgery.analysis.shapes import ShapeView
-    from graphsurgery.patterns.attention_sites import FusedAttention
+    from graphsurgery.patterns.attention.sites import FusedAttention
 
 __all__ = ["fused_operands"]
 

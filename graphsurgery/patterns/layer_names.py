@@ -15,12 +15,15 @@ if TYPE_CHECKING:
 
     import onnx_ir as ir
 
-__all__ = ["class_of", "inner_name", "layer_number", "role_of"]
+    from graphsurgery.analysis.bodies import Body
+
+__all__ = ["class_of", "inner_name", "layer_in", "layer_number", "layer_of", "role_of"]
 
 _NUMBERED = re.compile(r"(?:^|[./_])(?:layers?|blocks?|h|resblocks|block|stages?)[./_](\d+)(?![0-9])")
 _SCOPE = re.compile(r".*?(?:^|[./_])(?:layers?|blocks?|h|resblocks|block)[./_]\d+[./_]?")
 _VISION = re.compile(r"(?:^|[./_: ])(?:vision|visual|image_encoder|vit|siglip)(?:[./_]|$)", re.IGNORECASE)
 _UNSAFE = re.compile(r"\W+")
+_LAYER = re.compile(r"(?:layers?|blocks?|h|encoder|decoder)[._/](\d+)(?:[._/]|$)")
 _VOTES = 200  # nodes that are asked
 
 
@@ -99,3 +102,19 @@ def inner_name(name: str) -> str:
     found = _SCOPE.match(name)
     short = name[found.end() :] if found is not None else name
     return short.strip("/.") or name
+
+
+def layer_in(node: ir.Node, body: Body) -> int | None:
+    """The layer of ``node`` in ``body``: that of the call where a function has one, none where it has several."""
+    if body.function is None:
+        return layer_of(node)
+    return layer_of(body.calls[0].node) if len(body.calls) == 1 else None
+
+
+def layer_of(node: ir.Node) -> int | None:
+    """The layer that a node belongs to, by its scope metadata or its name."""
+    for text in (node.metadata_props.get("namespace", ""), node.name or "", node.outputs[0].name or ""):
+        match = _LAYER.search(text)
+        if match is not None:
+            return int(match[1])
+    return None

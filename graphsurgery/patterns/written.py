@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from graphsurgery.patterns.attention import layer_of
+from graphsurgery.patterns.layer_names import layer_of
 from graphsurgery.rewrite import PASS_KEY, SITE_KEY
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from graphsurgery.analysis.slices import runs_along
 from graphsurgery.equivalence.feeds import Sizes, draw_at
 from graphsurgery.equivalence.roles import FLOATS, Role
 from graphsurgery.equivalence.signature import read_signature
-from graphsurgery.patterns.attention import find_attentions
-from graphsurgery.patterns.attention_sites import AttentionSite, FusedAttention
+from graphsurgery.patterns.attention.finding import find_attentions
+from graphsurgery.patterns.attention.masks import LOW, Mask, find_mask
+from graphsurgery.patterns.attention.sites import AttentionSite, FusedAttention
 from graphsurgery.patterns.interface import FLOATS as _ACTIVATIONS
-from graphsurgery.patterns.masks import LOW, Mask, find_mask
 from graphsurgery.patterns.matcher import index_of
 from graphsurgery.patterns.roles import find_size_roles
 from graphsurgery.picture.mask_cone import MaskCone, UnclearMaskError

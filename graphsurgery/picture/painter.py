@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from graphsurgery.analysis.shapes import shapes_of
-from graphsurgery.patterns.attention import find_attentions
+from graphsurgery.patterns.attention.finding import find_attentions
 from graphsurgery.patterns.matcher import all_graphs, index_of
 from graphsurgery.picture.divisions import BLOCKING, with_divisions
 from graphsurgery.picture.expert_loads import expert_pictures

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from graphsurgery.analysis.dims import Dim
     from graphsurgery.analysis.shapes import ShapeView
-    from graphsurgery.patterns.attention_sites import AttentionSite
+    from graphsurgery.patterns.attention.sites import AttentionSite
     from graphsurgery.rewrite import Rewrite
 
 __all__ = ["answer_sizes"]

@@ -9,12 +9,12 @@ import onnx_ir as ir
 
 from graphsurgery.editing.spans import Bound, Span, as_value, blocks_of, least
 from graphsurgery.passes.blocking.plan import Heads, State
-from graphsurgery.patterns.key_value_sources import regroups_heads
+from graphsurgery.patterns.attention.key_value_sources import regroups_heads
 from graphsurgery.patterns.matcher import is_op
 
 if TYPE_CHECKING:
     from graphsurgery.passes.blocking.site_writer import SiteWriter
-    from graphsurgery.patterns.attention_sites import KeyValueSource, ValueProduct
+    from graphsurgery.patterns.attention.sites import KeyValueSource, ValueProduct
 
 __all__ = ["Block"]
 

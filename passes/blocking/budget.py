@@ -12,7 +12,7 @@ from graphsurgery.sizes import parse_size
 
 if TYPE_CHECKING:
     from graphsurgery.analysis.dims import Dim
-    from graphsurgery.patterns.attention_sites import AttentionSite
+    from graphsurgery.patterns.attention.sites import AttentionSite
 
 __all__ = ["BlockSizes", "Budget"]
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from graphsurgery.patterns.attention_sites import FusedAttention
+    from graphsurgery.patterns.attention.sites import FusedAttention
     from graphsurgery.rewrite import Rewrite
 
 __all__ = ["FLOATS", "OperatorWriter", "has_input", "has_output"]

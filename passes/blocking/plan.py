@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from graphsurgery.analysis.bodies import Body
     from graphsurgery.analysis.shapes import ShapeView
     from graphsurgery.editing.spans import Span
-    from graphsurgery.patterns.attention_sites import AttentionSite
-    from graphsurgery.patterns.masks import Mask
+    from graphsurgery.patterns.attention.masks import Mask
+    from graphsurgery.patterns.attention.sites import AttentionSite
 
 __all__ = ["BlockPlan", "Heads", "State", "keys_blockable", "row_guards", "unclear_operand"]
 

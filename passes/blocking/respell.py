@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graphsurgery.passes.blocking.operator_writer import OperatorWriter
-from graphsurgery.patterns.attention_spelled import SpelledAttention, axes_behind
+from graphsurgery.patterns.attention.spelled import SpelledAttention, axes_behind
 from graphsurgery.patterns.matcher import is_op
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from graphsurgery.patterns.attention_spelled import SpelledProduct
+    from graphsurgery.patterns.attention.spelled import SpelledProduct
 
 __all__ = ["Respeller"]
 

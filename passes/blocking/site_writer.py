@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from graphsurgery.analysis.dims import Dim
     from graphsurgery.passes.blocking.survey import Survey
     from graphsurgery.passes.blocking.writer import BlockWriter
-    from graphsurgery.patterns.attention_sites import AttentionSite, KeyValueSource
+    from graphsurgery.patterns.attention.sites import AttentionSite, KeyValueSource
 
 __all__ = ["SiteWriter"]
 

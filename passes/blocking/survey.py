@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from graphsurgery.analysis.dims import Dim
     from graphsurgery.editing.slice_pushing import Cuts
     from graphsurgery.passes.blocking.writer import BlockWriter
-    from graphsurgery.patterns.attention_sites import AttentionSite
-    from graphsurgery.patterns.masks import Mask
+    from graphsurgery.patterns.attention.masks import Mask
+    from graphsurgery.patterns.attention.sites import AttentionSite
 
 __all__ = ["Survey", "Surveyor", "row_block"]
 

@@ -15,12 +15,12 @@ import onnx_ir as ir
 from graphsurgery.passes.blocking.operator_writer import FLOATS, OperatorWriter
 from graphsurgery.passes.blocking.respell import Respeller
 from graphsurgery.passes.blocking.unfuse_heads import HeadsWriter, PackedWriter, why_not_heads, why_not_packed
-from graphsurgery.patterns.attention_spelled import SpelledAttention
+from graphsurgery.patterns.attention.spelled import SpelledAttention
 
 if TYPE_CHECKING:
     from graphsurgery.analysis.dims import Dim
     from graphsurgery.analysis.shapes import ShapeView
-    from graphsurgery.patterns.attention_sites import FusedAttention
+    from graphsurgery.patterns.attention.sites import FusedAttention
     from graphsurgery.rewrite import Rewrite
 
 __all__ = ["unfuse", "why_not_unfused"]

@@ -19,7 +19,7 @@ from graphsurgery.passes.blocking.operator_writer import FLOATS, OperatorWriter,
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from graphsurgery.patterns.attention_sites import FusedAttention
+    from graphsurgery.patterns.attention.sites import FusedAttention
 
 __all__ = ["HeadsWriter", "PackedWriter", "why_not_heads", "why_not_packed"]
 

@@ -13,14 +13,14 @@ from graphsurgery.passes.blocking.asked_sizes import answer_sizes
 from graphsurgery.passes.blocking.plan import BlockPlan, row_guards
 from graphsurgery.passes.blocking.site_writer import SiteWriter
 from graphsurgery.passes.blocking.survey import Surveyor, row_cuts_of
-from graphsurgery.patterns.masks import LOW, Mask
+from graphsurgery.patterns.attention.masks import LOW, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from graphsurgery.analysis.dims import Dim
     from graphsurgery.analysis.shapes import ShapeView
-    from graphsurgery.patterns.attention_sites import AttentionSite
+    from graphsurgery.patterns.attention.sites import AttentionSite
     from graphsurgery.rewrite import Rewrite
 
 __all__ = ["BlockWriter"]

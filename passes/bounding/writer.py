@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from graphsurgery.patterns.attention_sites import AttentionSite
+from graphsurgery.patterns.attention.sites import AttentionSite
 from graphsurgery.patterns.matcher import is_op
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from graphsurgery.analysis.shapes import Shapes
-from graphsurgery.patterns.attention import find_attentions
-from graphsurgery.patterns.attention_sites import AttentionSite, FusedAttention
-from graphsurgery.patterns.axes import Factor, trace_axes
+from graphsurgery.patterns.attention.axes import Factor, trace_axes
+from graphsurgery.patterns.attention.finding import find_attentions
+from graphsurgery.patterns.attention.sites import AttentionSite, FusedAttention
 from graphsurgery.patterns.matcher import GraphIndex
 from graphsurgery.patterns.site import Refusal
 

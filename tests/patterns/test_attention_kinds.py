@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from graphsurgery.analysis.shapes import Shapes
-from graphsurgery.patterns.attention import find_attentions
+from graphsurgery.patterns.attention.finding import find_attentions
 from graphsurgery.patterns.matcher import GraphIndex
 
 PRODUCT = """

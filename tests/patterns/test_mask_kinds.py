@@ -10,7 +10,7 @@ import pytest
 
 from graphsurgery.analysis.shapes import Shapes
 from graphsurgery.passes.block_attention import BlockAttention
-from graphsurgery.patterns.attention import find_attentions
+from graphsurgery.patterns.attention.finding import find_attentions
 from graphsurgery.patterns.matcher import GraphIndex
 
 EARLIER = "seen = LessOrEqual(columns, rows)"

@@ -20,7 +20,6 @@ from graphsurgery.analysis.bodies import bodies_of
 from graphsurgery.analysis.given_attributes import first_reference
 from graphsurgery.analysis.kept import kept
 from graphsurgery.analysis.shapes import shapes_of
-from graphsurgery.patterns.attention import layer_of
 from graphsurgery.patterns.experts.choices import may_choose
 from graphsurgery.patterns.experts.contents import Pairs, Run
 from graphsurgery.patterns.experts.dense import (
@@ -40,6 +39,7 @@ from graphsurgery.patterns.experts.parameters import ParameterReader
 from graphsurgery.patterns.experts.rows import RowReader
 from graphsurgery.patterns.experts.starts import end_of_pass, start_of
 from graphsurgery.patterns.experts.terms import Step, UnreadableError, label
+from graphsurgery.patterns.layer_names import layer_of
 from graphsurgery.patterns.matcher import holds_graphs, index_of, is_op, readers, subgraphs
 from graphsurgery.patterns.site import Done, Refusal
 from graphsurgery.patterns.written import EXPERTS_PASS, is_written, layer_in, written_blocks

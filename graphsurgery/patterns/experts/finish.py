@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from graphsurgery.analysis.dims import product
-from graphsurgery.patterns.attention import layer_of
 from graphsurgery.patterns.experts.index_numbers import keeps_no_axis
 from graphsurgery.patterns.experts.sites import ExpertSite
 from graphsurgery.patterns.experts.terms import Step, UnreadableError, body_of
+from graphsurgery.patterns.layer_names import layer_of
 from graphsurgery.patterns.matcher import readers
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ import numpy as np
 import onnx_ir as ir
 
 from graphsurgery.analysis.dims import product
-from graphsurgery.patterns.attention import layer_of
 from graphsurgery.patterns.experts.sites import (
     ROUTE_WEIGHT,
     TOKEN_ROW,
@@ -28,6 +27,7 @@ from graphsurgery.patterns.experts.sites import (
     StepOutput,
 )
 from graphsurgery.patterns.experts.terms import UnreadableError, label
+from graphsurgery.patterns.layer_names import layer_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from graphsurgery.patterns.key_value_sources import UnreadableError
+from graphsurgery.patterns.attention.key_value_sources import UnreadableError
 from graphsurgery.patterns.matcher import is_op
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import dataclasses
 from typing import TYPE_CHECKING, TypeVar
 
 from graphsurgery.analysis.constants import const_ints
-from graphsurgery.patterns.attention_sites import FusedAttention
+from graphsurgery.patterns.attention.products import is_product
+from graphsurgery.patterns.attention.sites import FusedAttention
 from graphsurgery.patterns.matcher import is_op, readers
-from graphsurgery.patterns.products import is_product
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

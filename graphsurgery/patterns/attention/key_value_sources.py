@@ -6,8 +6,8 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from graphsurgery.analysis.dims import product
-from graphsurgery.patterns.attention_sites import KeyValueSource
-from graphsurgery.patterns.axes import LAYOUT_OPS, AxisTrace, trace_axes
+from graphsurgery.patterns.attention.axes import LAYOUT_OPS, AxisTrace, trace_axes
+from graphsurgery.patterns.attention.sites import KeyValueSource
 from graphsurgery.patterns.matcher import is_op
 
 if TYPE_CHECKING:

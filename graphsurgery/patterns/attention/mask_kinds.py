@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from graphsurgery.analysis.constants import constant_of, corners_of
 from graphsurgery.analysis.slices import runs_along
-from graphsurgery.patterns.masks import LOW, MaskValues
+from graphsurgery.patterns.attention.masks import LOW, MaskValues
 from graphsurgery.patterns.matcher import is_op
 
 if TYPE_CHECKING:

@@ -3,26 +3,28 @@
 Anchored on the softmax. From there up to the product of queries and keys, through the exporter's own element-wise
 chain (scale, softcap, mask, bias, sink); down to the product with the values, through casts, guards and the slice that
 drops the sink. Keys and values are traced back through scaling, transposition and expansion over query heads to the
-unexpanded cache. Fused operators are recognised by name.
+unexpanded cache.
 
 Source of the computation: Vaswani et al. 2017; grouped queries: Ainslie et al. 2023; sinks: Xiao et al. 2023.
 """
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
-from graphsurgery.analysis.bodies import bodies_of
 from graphsurgery.analysis.dims import is_nonnegative
 from graphsurgery.analysis.slices import runs_along, same_size
-from graphsurgery.patterns.attention_kinds import Origins
-from graphsurgery.patterns.attention_sites import AttentionSite, FusedAttention, Sink, ValueProduct
-from graphsurgery.patterns.attention_spelled import is_softmax_by_hand, read_spelled
-from graphsurgery.patterns.key_value_sources import UnreadableError, broadcast_heads, find_source, regroups_heads
-from graphsurgery.patterns.mask_kinds import mask_kinds, signed_operands
-from graphsurgery.patterns.matcher import GraphIndex, index_of, is_op, readers
-from graphsurgery.patterns.products import is_product, read_product
+from graphsurgery.patterns.attention.key_value_sources import (
+    UnreadableError,
+    broadcast_heads,
+    find_source,
+    regroups_heads,
+)
+from graphsurgery.patterns.attention.mask_kinds import mask_kinds, signed_operands
+from graphsurgery.patterns.attention.products import is_product, read_product
+from graphsurgery.patterns.attention.sites import AttentionSite, Sink, ValueProduct
+from graphsurgery.patterns.layer_names import layer_in
+from graphsurgery.patterns.matcher import is_op, readers
 from graphsurgery.patterns.site import Refusal
 
 if TYPE_CHECKING:
@@ -30,10 +32,12 @@ if TYPE_CHECKING:
 
     from graphsurgery.analysis.bodies import Body
     from graphsurgery.analysis.dims import Dim
-    from graphsurgery.analysis.shapes import Shapes, ShapeView
-    from graphsurgery.patterns.attention_sites import KeyValueSource
+    from graphsurgery.analysis.shapes import ShapeView
+    from graphsurgery.patterns.attention.kinds import Origins
+    from graphsurgery.patterns.attention.sites import KeyValueSource
+    from graphsurgery.patterns.matcher import GraphIndex
 
-__all__ = ["find_attentions", "layer_of"]
+__all__ = ["Reader"]
 
 _SCORE_CHAIN = frozenset(
     {
@@ -42,113 +46,10 @@ _SCORE_CHAIN = frozenset(
     }
 )
 _PROBABILITY_CHAIN = frozenset({"Cast", "CastLike", "Identity", "Dropout", "Where", "IsNaN", "Mul", "Slice", "Reshape"})
-_FUSED = {
-    ("", "Attention"): "Attention",
-    ("com.microsoft", "MultiHeadAttention"): "MultiHeadAttention",
-    ("com.microsoft", "GroupQueryAttention"): "GroupQueryAttention",
-    ("com.microsoft", "Attention"): "com.microsoft Attention",
-    ("com.microsoft", "PagedAttention"): "PagedAttention",
-    ("com.microsoft", "SparseAttention"): "SparseAttention",
-    ("com.microsoft", "DecoderMaskedMultiHeadAttention"): "DecoderMaskedMultiHeadAttention",
-}
-_MASKS = {"Attention": 3, "MultiHeadAttention": 5, "com.microsoft Attention": 5}
 _MAX_CHAIN = 24
-_LAYER = re.compile(r"(?:layers?|blocks?|h|encoder|decoder)[._/](\d+)(?:[._/]|$)")
 
 
-def find_attentions(
-    model: ir.Model, shapes: Shapes, index: GraphIndex
-) -> list[AttentionSite | FusedAttention | Refusal]:
-    """Every attention of the main graph, in graph order, then those of function bodies, each once for all its calls.
-
-    Branches and loop bodies belong to the graph that holds them. What looks like attention and cannot be read is refused.
-    """
-    found: list[AttentionSite | FusedAttention | Refusal] = []
-    for body in bodies_of(model, shapes):
-        origins = Origins(body)
-        known = index if body.function is None else index_of(model, body.graph)
-        anchors = [
-            *known.nodes("Softmax"),
-            *(node for node in known.nodes("Div") if is_softmax_by_hand(node, body.view)),
-        ]
-        for domain, operator in _FUSED:
-            anchors = [*anchors, *known.nodes(operator, domain=domain)]
-        for node in sorted(anchors, key=known.order.__getitem__):
-            number = len(found)
-            site = _read(node, number, body, origins, known)
-            if site is not None:
-                found.append(site)
-    return found
-
-
-def _read(
-    node: ir.Node, number: int, body: Body, origins: Origins, index: GraphIndex
-) -> AttentionSite | FusedAttention | Refusal | None:
-    """The attention that ``node`` is, or in which it ends the softmax."""
-    if node.op_type not in ("Softmax", "Div"):
-        return _fused(node, number, body)
-    site = _Reader(node, number, body, origins, index).read() if node.op_type == "Softmax" else None
-    if site is None or isinstance(site, Refusal):
-        return read_spelled(node, number, _layer(node, body), body) or site
-    return site
-
-
-def _layer(node: ir.Node, body: Body) -> int | None:
-    """The layer of ``node``: that of the call where a function has one, none where it has several."""
-    if body.function is None:
-        return layer_of(node)
-    return layer_of(body.calls[0].node) if len(body.calls) == 1 else None
-
-
-def layer_of(node: ir.Node) -> int | None:
-    """The layer that a node belongs to, by its scope metadata or its name."""
-    for text in (node.metadata_props.get("namespace", ""), node.name or "", node.outputs[0].name or ""):
-        match = _LAYER.search(text)
-        if match is not None:
-            return int(match[1])
-    return None
-
-
-def _fused(node: ir.Node, number: int, body: Body) -> FusedAttention | None:
-    query = node.inputs[0] if node.inputs else None
-    if query is None:
-        return None
-    operator = _FUSED[node.domain, node.op_type]
-    slots = {"Attention": (4, 5), "MultiHeadAttention": (6, 7), "GroupQueryAttention": (3, 4)}.get(operator)
-    past = None
-    if slots is not None and len(node.inputs) > slots[1]:
-        key, value = node.inputs[slots[0]], node.inputs[slots[1]]
-        past = (key, value) if key is not None and value is not None else None
-    window = node.attributes.get("local_window_size")
-    sliding = window is not None and window.as_int() > 0
-    causal = operator == "GroupQueryAttention" or any(
-        (attribute := node.attributes.get(name)) is not None and bool(attribute.as_int())
-        for name in ("is_causal", "unidirectional")
-    )
-    seen = _mask_kinds_of(node, operator, body)
-    causal = causal or "causal" in seen
-    span = "sliding" if sliding else seen[-1] if seen else "full"
-    return FusedAttention(
-        id=f"attention:{number}",
-        kinds=("attention", "fused", *(("causal",) if causal else ()), span),
-        layer=_layer(node, body),
-        node=node,
-        operator=operator,
-        query=query,
-        past=past,
-        body=body,
-    )
-
-
-def _mask_kinds_of(node: ir.Node, operator: str, body: Body) -> tuple[str, ...]:
-    """What the mask that an operator is given lets a query see."""
-    slot = _MASKS.get(operator)
-    mask = node.inputs[slot] if slot is not None and len(node.inputs) > slot else None
-    shape = body.view.shape(mask) if mask is not None else None
-    return mask_kinds([(mask, 1)], shape[-2], shape[-1], body) if mask is not None and shape and len(shape) > 1 else ()
-
-
-class _Reader:
+class Reader:
     """Reads the attention around one softmax."""
 
     def __init__(self, softmax: ir.Node, number: int, body: Body, origins: Origins, index: GraphIndex) -> None:
@@ -170,7 +71,7 @@ class _Reader:
             return Refusal(
                 id=f"attention:{self._number}",
                 kinds=("attention",),
-                layer=_layer(self._softmax, self._body),
+                layer=layer_in(self._softmax, self._body),
                 reason=str(why),
             )
 
@@ -231,7 +132,7 @@ class _Reader:
         return AttentionSite(
             id=f"attention:{self._number}",
             kinds=("attention", "decomposed", *self._kinds(scores, chain, key.base, length, total)),
-            layer=_layer(softmax, self._body),
+            layer=layer_in(softmax, self._body),
             query=query,
             scores=scores,
             chain=chain,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from graphsurgery.analysis.bodies import Body
-    from graphsurgery.patterns.attention_sites import AttentionSite
+    from graphsurgery.patterns.attention.sites import AttentionSite
 
 __all__ = ["LOW", "Mask", "MaskValues", "find_mask"]
 

@@ -76,6 +76,7 @@ class Rewrite:
         self._scope = scope
         self._names = Names.of(model)
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+        self._integers: dict[int | tuple[int, ...], ir.Value] = {}
         self._lost_users: list[ir.Value] = []
         self._discarded: list[ir.Node] = []
         self._boundaries: list[Boundary] = []
@@ -366,7 +367,16 @@ class Rewrite:
 
         An initializer of the main graph, or a node at the start of a function body.
         """
-        array = np.asarray(array, dtype=None if isinstance(array, np.ndarray) else np.int64)
+        if isinstance(array, np.ndarray):
+            return self._constant(array, name)
+        # Most are small lists of numbers that were asked for before.
+        numbers = array if isinstance(array, int) else tuple(array)
+        known = self._integers.get(numbers)
+        if known is None:
+            known = self._integers[numbers] = self._constant(np.asarray(numbers, dtype=np.int64), name)
+        return known
+
+    def _constant(self, array: np.ndarray, name: str) -> ir.Value:
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants and (self._function is not None or self.model.ir_version < 4):
             # A function has no initializers; before IR version 4 one had to be an input of the graph too, which is not

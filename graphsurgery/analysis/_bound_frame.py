@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -60,11 +59,11 @@ class BoundFrame(Frame):
             return
         inputs = [None if value is None else self._array(value) for value in node.inputs]
         known = [array for array in inputs if array is not None]
-        result = compute(node, known, self._resolved(node)) if len(known) == len(inputs) else None
+        result = compute(node, known, self._resolved(node.attributes)) if len(known) == len(inputs) else None
         if result is None or result.shape != shape:
             return
         if result.dtype.kind in "iub":
-            self.facts[output] = dataclasses.replace(fact, value=ShapeValue.of_array(result))
+            self.facts[output] = fact._replace(value=ShapeValue.of_array(result))
         else:
             self._computed[output] = result
 
@@ -104,6 +103,6 @@ def bound_frame(model: ir.Model, shapes: Shapes, numbers: Mapping[str, int]) -> 
         # Sizes that the file does not name: this walk has its own unknowns for those that stay open.
         for name in sorted(unnamed - set(renamed)):
             renamed[name] = frame.fresh()
-        frame.facts[value] = dataclasses.replace(fact, shape=tuple(substitute(size, renamed) for size in shape))
+        frame.facts[value] = fact._replace(shape=tuple(substitute(size, renamed) for size in shape))
     frame.walk(model.graph)
     return frame

@@ -169,8 +169,10 @@ def _extremum(op: str, a: Dim, b: Dim, wins: Callable[[Dim, Dim], bool]) -> Dim:
         return a
     if wins(b, a):
         return b
-    kept: list[Dim] = []
-    for dim in (*_arguments(op, a), *_arguments(op, b)):
+    parts = (*_arguments(op, a), *_arguments(op, b))
+    # Two of which neither wins, as was just found.
+    kept: list[Dim] = list(parts) if len(parts) == 2 else []
+    for dim in parts if not kept else ():
         if any(wins(other, dim) for other in kept):
             continue
         kept = [other for other in kept if not wins(dim, other)] + [dim]

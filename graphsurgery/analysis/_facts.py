@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -113,9 +113,10 @@ class ShapeValue:
         return None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(NamedTuple):
     """What is known of one value: None for what is not.
+
+    Made for every output of every node: a tuple takes a third of the time that a frozen dataclass takes.
 
     Attributes:
         shape: the sizes of its axes.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -203,6 +202,7 @@ class Frame:
         facts = self.facts
         functions = self.session.model.functions
         earlier, moved = self._earlier, self._moved
+        opsets, bound = self._opsets, self._attributes is not None
         for node in producers_first(nodes):
             read = node.inputs
             stands = earlier is not None and earlier.read.get(node) == read
@@ -213,19 +213,19 @@ class Frame:
             inputs = [NOTHING if value is None else facts.get(value) or self.fact(value) for value in read]
             if earlier is not None and stands and self._renew(node, earlier):
                 continue
+            attributes = node.attributes.data
             called = bool(functions) and node.op_identifier() in functions
-            if self._unsure and any(item.ref_attr_name in self._unsure for item in node.attributes.values()):
-                found: Facts = None
+            found: Facts = None
+            if self._unsure and any(item.ref_attr_name in self._unsure for item in attributes.values()):
+                pass
             elif called:
                 found = self._call_function(node, inputs)
-            else:
-                domain = _domain(node.domain)
-                rule = RULES.get((domain, node.op_type))
-                found = None
-                if rule is not None:
-                    version = node.version or self._opsets.get(domain, 1)
-                    found = _applied(rule, Call(node, inputs, self._resolved(node), version, self))
-            if self._record(node, found) and not called and not node.attributes.data.keys() & _BODIES:
+            elif (rule := RULES.get((node.domain, node.op_type))) is not None:
+                version = node.version or opsets.get(node.domain, 1)
+                found = _applied(
+                    rule, Call(node, inputs, self._resolved(attributes) if bound else attributes, version, self)
+                )
+            if self._record(node, found) and not called and _BODIES.isdisjoint(attributes):
                 self.read[node] = read
             elif earlier is not None:
                 self.read.pop(node, None)
@@ -296,7 +296,7 @@ class Frame:
             return None
         items = tuple(self.fresh(signed=True) for _ in range(size))
         contents = ShapeValue(items, (size,) if fact.shape else ())
-        self._learn(value, dataclasses.replace(fact, value=contents))
+        self._learn(value, fact._replace(value=contents))
         return contents
 
     def run_graph(self, graph: ir.Graph, inputs: Sequence[Fact]) -> list[Fact]:
@@ -332,15 +332,24 @@ class Frame:
 
     def _record(self, node: ir.Node, found: Facts) -> bool:
         """Record what was found of the outputs of ``node``; whether nothing that the file declares of them was used."""
+        outputs = node.outputs
+        if isinstance(found, Fact) and len(outputs) == 1:
+            return self._conclude(outputs[0], found)
         listed: Sequence[Fact] = () if found is None else (found,) if isinstance(found, Fact) else found
-        inferred = True
-        for position, value in enumerate(node.outputs):
-            fact = listed[position] if position < len(listed) else NOTHING
-            told = fact.element is not None or (fact.shape is not None and fact.dtype is not None)
-            inferred = inferred and told
-            found = self._source(value) if fact is NOTHING else self._settled(fact, value)
-            self._learn(value, self._unchanged(value, found))
-        return inferred
+        inferred = [
+            self._conclude(value, listed[position] if position < len(listed) else NOTHING)
+            for position, value in enumerate(outputs)
+        ]
+        return all(inferred)
+
+    def _conclude(self, value: ir.Value, fact: Fact) -> bool:
+        """Record what a rule found of ``value``; whether nothing that the file declares of it was used."""
+        known = self._source(value) if fact is NOTHING else self._settled(fact, value)
+        if self._earlier is None:
+            self.facts[value] = known
+        else:
+            self._learn(value, self._unchanged(value, known))
+        return fact.element is not None or (fact.shape is not None and fact.dtype is not None)
 
     def _unchanged(self, value: ir.Value, fact: Fact) -> Fact:
         """``fact``, as the very object that the earlier frame had of ``value`` where it is equal: what reads it stands."""
@@ -349,17 +358,17 @@ class Frame:
 
     def _settled(self, fact: Fact, value: ir.Value) -> Fact:
         """``fact`` without what is unwieldy, and with what the file says of ``value`` where it knows nothing."""
-        shape, contents = fact.shape, fact.value
-        if fact.element is None:
+        shape, dtype, contents, element, _ = fact
+        if element is None:
             if shape is None:
                 shape = self._declared(value)
             elif not _is_tame(shape, _MAX_WEIGHT):
                 shape = self._tamed(shape)
         if contents is not None and _heaviest(contents.items) > _MAX_CONTENT_WEIGHT:
             contents = None
-        if shape is fact.shape and fact.dtype is not None and contents is fact.value:
+        if shape is fact.shape and dtype is not None and contents is fact.value:
             return fact
-        return Fact(shape, fact.dtype or value.dtype, contents, fact.element)
+        return Fact(shape, dtype or value.dtype, contents, element)
 
     def _tamed(self, shape: Shape) -> Shape:
         """``shape`` without unwieldy expressions and without the negative sizes of a broken graph."""
@@ -368,11 +377,12 @@ class Frame:
             for size in shape
         )
 
-    def _resolved(self, node: ir.Node) -> Mapping[str, ir.Attr]:
+    def _resolved(self, attributes: Mapping[str, ir.Attr]) -> Mapping[str, ir.Attr]:
+        """The attributes of a node, references to those of the call followed."""
         if self._attributes is None:
-            return node.attributes
+            return attributes
         resolved: dict[str, ir.Attr] = {}
-        for name, attribute in node.attributes.items():
+        for name, attribute in attributes.items():
             bound = self._attributes.get(attribute.ref_attr_name or "") if attribute.is_ref() else attribute
             if bound is not None:
                 resolved[name] = bound
@@ -385,7 +395,7 @@ class Frame:
         if identifier in session.open_functions or session.body_nodes > _MAX_BODY_NODES:
             return None
         attributes = {name: value for name, value in function.attributes.items() if value.value is not None}
-        attributes.update(self._resolved(node))
+        attributes.update(self._resolved(node.attributes.data))
         plain = tuple(sorted((name, str(attribute.value)) for name, attribute in attributes.items()))
         key = (identifier, tuple(inputs), plain)
         frame = session.memo.get(key)

@@ -33,7 +33,7 @@ def _is_in_order(nodes: Sequence[ir.Node]) -> bool:
         for value in node.inputs:
             if value is not None and value.producer() in waiting:
                 return False
-        if holds_graphs(node) and any(before in waiting for before in reads_from(node)):
+        if (node.op_type in HOLDERS or node.domain) and any(before in waiting for before in reads_from(node)):
             return False
         waiting.remove(node)
     return True
@@ -62,6 +62,7 @@ def _reordered(nodes: Sequence[ir.Node]) -> Iterator[ir.Node]:
 
 def holds_graphs(node: ir.Node) -> bool:
     """Whether ``node`` holds subgraphs: asked of every node in most walks, where looking at attributes takes longest."""
+    # Walks over all nodes ask that much themselves.
     if node.op_type not in HOLDERS and not node.domain:
         return False
     return any(attribute.type in _GRAPH_TYPES for attribute in node.attributes.data.values())
@@ -72,7 +73,7 @@ def inner_graphs(graph: ir.Graph | ir.Function) -> list[ir.Graph]:
     # Asked for several times a pass, on all nodes: onnx-ir's own walk (a generator and a mapping view a node) costs
     # more than twice as much.
     found: list[ir.Graph] = []
-    for node in [node for node in graph if holds_graphs(node)]:
+    for node in [node for node in graph if (node.op_type in HOLDERS or node.domain) and holds_graphs(node)]:
         for inner in subgraphs_of(node):
             found += [inner, *inner_graphs(inner)]
     return found
@@ -115,7 +116,7 @@ def _is_sorted(graph: ir.Graph | ir.Function, seen: set[ir.Node]) -> bool:
         for value in node.inputs:
             if value is not None and (producer := value.producer()) is not None and producer not in seen:
                 return False
-        if holds_graphs(node) and not all(_is_sorted(body, seen) for body in subgraphs_of(node)):
+        if (node.op_type in HOLDERS or node.domain) and not all(_is_sorted(body, seen) for body in subgraphs_of(node)):
             return False
         # Its own results are not there for its bodies.
         seen.add(node)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
@@ -93,7 +92,7 @@ def _settled(
         tail: facts of the inputs after the carried ones.
     """
     skipped = 1 if lead else 0
-    carried = [dataclasses.replace(fact, value=None) for fact in starts]
+    carried = [fact._replace(value=None) for fact in starts]
     widened: set[Dim] = set()
     for _ in range(_LOOP_ROUNDS):
         after = call.walk.run_graph(body, (*lead, *carried, *tail))
@@ -110,7 +109,7 @@ def _settled(
 def _widened(call: Call, start: Fact, end: Fact, widened: set[Dim]) -> Fact:
     """``start`` with each size that an iteration changes made an unknown; those in ``widened`` are so already."""
     if start.nothing:
-        return dataclasses.replace(end, value=None)
+        return end._replace(value=None)
     element = start.element
     if element is not None:
         element = _widened(call, element, end.element or NOTHING, widened)
@@ -128,14 +127,14 @@ def _widened(call: Call, start: Fact, end: Fact, widened: set[Dim]) -> Fact:
 
 def _either(call: Call, start: Fact, end: Fact) -> Fact:
     """What a loop leaves in a carried value: that of no iteration or of the last."""
-    return merged(call, start, dataclasses.replace(end, value=None))
+    return merged(call, start, end._replace(value=None))
 
 
 def _outside(call: Call, fact: Fact, mark: int) -> Fact:
     """A value of the body seen from outside: its unknowns made since ``mark`` vary, so they become others."""
     element = None if fact.element is None else _outside(call, fact.element, mark)
     shape = None if fact.shape is None else tuple(_renewed(call, size, mark) for size in fact.shape)
-    return dataclasses.replace(fact, shape=shape, value=None, element=element)
+    return fact._replace(shape=shape, value=None, element=element)
 
 
 def _renewed(call: Call, size: Dim, mark: int) -> Dim:
@@ -207,12 +206,12 @@ def _sequence_construct(call: Call) -> Fact:
     element = call.fact(0)
     for fact in call.inputs[1:]:
         element = merged(call, element, fact)
-    return Fact(element=dataclasses.replace(element, value=None))
+    return Fact(element=element._replace(value=None))
 
 
 def _sequence_insert(call: Call) -> Fact:
     sequence = call.fact(0).element
-    inserted = dataclasses.replace(call.fact(1), value=None)
+    inserted = call.fact(1)._replace(value=None)
     return Fact(element=merged(call, sequence or Fact(None, inserted.dtype), inserted))
 
 

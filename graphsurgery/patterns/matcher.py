@@ -7,15 +7,16 @@ Dropout nodes and write constants as nodes or initializers; the helpers look thr
 from __future__ import annotations
 
 import collections
+import functools
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from graphsurgery.analysis._order import holds_graphs, inner_graphs, is_sorted
+from graphsurgery.analysis._order import HOLDERS, holds_graphs, inner_graphs, is_sorted
 from graphsurgery.analysis.kept import kept
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 __all__ = [
     "GraphIndex",
@@ -44,21 +45,27 @@ class GraphIndex:
 
     def __init__(self, model: ir.Model, graph: ir.Graph | None = None) -> None:
         """Index ``graph``, the main graph where none is given: that of a function for its body."""
-        self._by_op: collections.defaultdict[tuple[str, str], list[ir.Node]] = collections.defaultdict(list)
         self.order: dict[ir.Node, int] = {}
         self.owner: dict[ir.Graph, ir.Node] = {}
         self._visit(model.graph if graph is None else graph)
 
     def _visit(self, graph: ir.Graph) -> None:
         # Subgraphs nest a few levels deep at most: recursion is over levels, not over nodes.
-        order, by_op = self.order, self._by_op
+        order = self.order
         for node in graph:
-            if holds_graphs(node):
+            if (node.op_type in HOLDERS or node.domain) and holds_graphs(node):
                 for inner in subgraphs(node):
                     self.owner[inner] = node
                     self._visit(inner)
             order[node] = len(order)
-            by_op[node.domain, node.op_type].append(node)
+
+    @functools.cached_property
+    def _by_op(self) -> Mapping[tuple[str, str], list[ir.Node]]:
+        # Some ask for the number of nodes alone.
+        found: collections.defaultdict[tuple[str, str], list[ir.Node]] = collections.defaultdict(list)
+        for node in self.order:
+            found[node.domain, node.op_type].append(node)
+        return found
 
     def nodes(self, *op_types: str, domain: str = "") -> list[ir.Node]:
         """All nodes of these operators, in graph order."""

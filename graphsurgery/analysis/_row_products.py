@@ -48,9 +48,6 @@ def attention(node: ir.Node, output: int, rows: RowAxis, context: Context) -> Li
     axis = len(mask_shape) - 2
     if axis < 0 or mask_shape[axis] == 1:
         return Lift({0: rows}, contracts=True)
-    if len(shape) == 3:
-        # Rows that were picked for each batch row would stand where this mask has its heads.
-        return Blocked(f"{named(node)} has its heads and features on one axis, and a mask with rows")
     if not same_size(mask_shape[axis], shape[rows.axis]):
         return Blocked(f"{named(node)} has {shape[rows.axis]} rows and a mask {mask.name!r} of {mask_shape[axis]}")
     return Lift({0: rows, 3: RowAxis(axis)}, contracts=True)

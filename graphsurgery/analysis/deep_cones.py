@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Admit", "deepen"]
 
-Admit: TypeAlias = "Callable[[list[ir.Value], list[tuple[ir.Value, RowAxis]], RowAxis], bool]"
+Admit: TypeAlias = "Callable[[list[ir.Value], list[Edge], RowAxis], bool]"
 
 _HOLDERS = frozenset({"If", "Loop", "Scan"})
 
@@ -45,8 +45,8 @@ def deepen(
         view: shapes.
         model: looked up for function bodies.
         order: execution order of the nodes of the main graph.
-        admit: asked for each node that could join, with its results, what it needs of which values, and where the
-            result carries the rows; where it says no, the climb stops below that node.
+        admit: asked for each node that could join, with its results, the edges that need rows, and where the result
+            carries them; where it says no, the climb stops below that node.
         blocks: parts that join as a whole, or why they cannot, by the node that makes their result.
 
     Returns:
@@ -121,7 +121,11 @@ class _Deepening:
             lifted = lift(node, value.index() or 0, rows, self._view, self._model)
             if isinstance(lifted, Blocked):
                 return lifted.reason
-            needs = [(item, need) for index, need in lifted.rows.items() if (item := node.inputs[index]) is not None]
+            needs = [
+                Edge(node, index, item, need)
+                for index, need in lifted.rows.items()
+                if (item := node.inputs[index]) is not None
+            ]
             if not self._admit([item for item in node.outputs if item.uses()], needs, rows):
                 return f"rows cannot be selected from what {named} reads"
             lifts.append((value, rows, lifted))
@@ -153,11 +157,12 @@ class _Deepening:
             if need is None:
                 return f"where {item.name!r} carries its rows is not known"
             needs[item] = need
-        if not self._admit([value], list(needs.items()), rows):
+        edges = [Edge(node, index, item, needs[item]) for node, index, item in block.reads]
+        if not self._admit([value], edges, rows):
             return f"rows cannot be selected from what the block of {value.name!r} reads"
         self._members.take_block(block, rows)
-        for node, index, item in block.reads:
-            self._want(Edge(node, index, item, needs[item]))
+        for edge in edges:
+            self._want(edge)
         return None
 
     def _other_reader(self, value: ir.Value) -> str | None:

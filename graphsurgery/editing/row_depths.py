@@ -10,7 +10,7 @@ from graphsurgery.analysis.deep_cones import deepen
 from graphsurgery.analysis.row_blocks import RowBlock, row_block
 from graphsurgery.analysis.slices import Blocked, Lift, RowAxis, lift
 from graphsurgery.editing.row_edit import unplaced
-from graphsurgery.editing.row_selection import place
+from graphsurgery.editing.row_selection import frame_of, place
 from graphsurgery.patterns.dynamic_products import is_dynamic_product
 from graphsurgery.patterns.experts.finding import find_experts
 from graphsurgery.patterns.experts.sites import ExpertSite
@@ -113,14 +113,17 @@ def _through_layers(depths: list[Depth], model: ir.Model, shapes: Shapes, tokens
 def _deepened(whole: Cone, model: ir.Model, shapes: Shapes, tokens: TokenInput, *, merged: bool) -> Cone:
     """``whole`` followed through the last layer; with ``merged`` past values that have batch and heads on one axis."""
 
-    def admit(made: list[ir.Value], needs: list[tuple[ir.Value, RowAxis]], rows: RowAxis) -> bool:
+    def admit(made: list[ir.Value], needs: list[Edge], rows: RowAxis) -> bool:
         reader = place(made[0], rows, shapes, tokens, merged=merged) if made else None
         if reader is None:
             return False
         # One scale for all rows is computed from what such a product reads.
         if any(is_dynamic_product(use.node, model) for value in made for use in value.uses()):
             return False
-        return all(place(item, need, shapes, tokens, reader, merged=merged) is not None for item, need in needs)
+        return all(
+            place(edge.value, edge.rows, shapes, tokens, frame_of(edge, reader, shapes), merged=merged) is not None
+            for edge in needs
+        )
 
     order = index_of(model).order
     blocks: dict[ir.Node, RowBlock | Blocked] = {}

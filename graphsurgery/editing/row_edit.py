@@ -10,7 +10,7 @@ from graphsurgery.analysis.cones import size_readers
 from graphsurgery.editing.product_parts import write_out
 from graphsurgery.editing.row_numbers import dim_name
 from graphsurgery.editing.row_pushing import RowPusher
-from graphsurgery.editing.row_selection import place
+from graphsurgery.editing.row_selection import frame_of, place
 from graphsurgery.editing.shape_patches import patch_operand, replace_entry, restore_size
 from graphsurgery.editing.versioned_ops import reshape
 from graphsurgery.patterns.dynamic_products import is_dynamic_product
@@ -33,7 +33,7 @@ def place_edge(edge: Edge, cone: Cone, view: ShapeView, tokens: TokenInput) -> P
     for value in edge.node.outputs:
         if value in cone.values:
             reader = place(value, cone.values[value], view, tokens)
-    return place(edge.value, edge.rows, view, tokens, reader)
+    return place(edge.value, edge.rows, view, tokens, frame_of(edge, reader, view) if reader is not None else None)
 
 
 def unplaced(cone: Cone, view: ShapeView, tokens: TokenInput) -> str | None:

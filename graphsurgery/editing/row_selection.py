@@ -9,22 +9,27 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from graphsurgery.analysis.slices import RowAxis
 from graphsurgery.editing.row_numbers import dim_name
 from graphsurgery.editing.versioned_ops import INT64_MAX, slice_axis, squeeze, unsqueeze
+from graphsurgery.patterns.matcher import is_op
 from graphsurgery.patterns.rows import batch_axis_of, may_be, merges_batch
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from graphsurgery.analysis.cones import Edge
     from graphsurgery.analysis.dims import Dim
     from graphsurgery.analysis.shapes import ShapeView
-    from graphsurgery.analysis.slices import RowAxis
     from graphsurgery.contracts import IndexMode
     from graphsurgery.editing.row_numbers import RowNumbers
     from graphsurgery.patterns.interface import TokenInput
     from graphsurgery.rewrite import Rewrite
 
-__all__ = ["Placement", "RowSelector", "lowest_opset", "place"]
+__all__ = ["Placement", "RowSelector", "frame_of", "lowest_opset", "place"]
+
+_ATTENTION_MASK = 3
+"""The input of the operator Attention that is its mask."""
 
 
 def lowest_opset(index: IndexMode, keep: int, *, flat: bool) -> int:
@@ -99,6 +104,19 @@ def place(
         return None
     kept = between if any(size != 1 for size in own) else 0
     return Placement(rows, None, shared=True, gap=gap, kept=kept)
+
+
+def frame_of(edge: Edge, result: Placement, view: ShapeView) -> Placement:
+    """What the value of an edge is broadcast against: the result of its node, but for the mask of an Attention.
+
+    That operator's mask is ``[B, H, S, T]`` or less, also where its queries and its result are ``[B, S, H*D]``.
+    """
+    node = edge.node
+    if not is_op(node, "Attention") or edge.index != _ATTENTION_MASK or view.rank(node.outputs[0]) != 3:
+        return result
+    heads = node.attributes.get("q_num_heads")
+    between: tuple[Dim, ...] = () if heads is None or heads.is_ref() else (heads.as_int(),)
+    return Placement(RowAxis(2), result.batch_axis, between=between)
 
 
 class RowSelector:

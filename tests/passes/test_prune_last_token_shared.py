@@ -158,3 +158,38 @@ def test_rows_are_not_selected_where_batch_and_heads_are_on_one_axis() -> None:
     site = pruned(text, "position", 1)
     assert "through 2 matrix products up to" in site.reason, site.reason
     assert "'product'" in site.reason or "'attended'" in site.reason, site.reason
+
+
+# The operator Attention with heads and features on one axis, and a mask of four axes that is the same for all batch rows.
+OPERATOR = f"""<ir_version: 10, opset_import: ["" : 23]>
+operator (int64[B,S] input_ids, int64[B,S] position_ids) => (float[B,S,12] logits)
+<{weight("table", 12, 8)}, {weight("wq", 8, 8)}, {weight("wk", 8, 8)}, {weight("wv", 8, 8)}, {weight("wo", 8, 8)},
+ {weight("scale", 8)}, {weight("head", 8, 12)}, int64 zero = {{0}}, int64 step = {{1}}, int64[1] one = {{1}}>
+{{
+    x = Gather <axis = 0> (table, input_ids)
+    q = MatMul (x, wq)
+    k = MatMul (x, wk)
+    v = MatMul (x, wv)
+    length = Shape <start = 1, end = 2> (input_ids)
+    length_0 = Squeeze (length)
+    column = Range (zero, length_0, step)
+    row = Unsqueeze (column, one)
+    seen = LessOrEqual (column, row)
+    attended = Attention <q_num_heads = 2, kv_num_heads = 2> (q, k, v, seen)
+    o = MatMul (attended, wo)
+    h = Add (x, o)
+    norm = LayerNormalization <axis = -1> (h, scale)
+    logits = MatMul (norm, head)
+}}"""
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.parametrize("axes", [0, 1, 2])
+def test_rows_of_the_mask_of_an_operator_on_three_axes_are_picked(axes: int, keep: int) -> None:
+    """A mask ``[S, T]``, ``[1, S, T]`` or ``[1, 1, S, T]``."""
+    wide = "".join(f"\n    seen_{axis + 1} = Unsqueeze (seen_{axis}, first)" for axis in range(axes))
+    text = OPERATOR.replace("int64[1] one", "int64[1] first = {0}, int64[1] one")
+    text = text.replace("seen = LessOrEqual (column, row)", f"seen_0 = LessOrEqual (column, row){wide}")
+    text = text.replace("(q, k, v, seen)", f"(q, k, v, seen_{axes})")
+    site = pruned(text, "position", keep)
+    assert "through 4 matrix products up to" in site.reason, site.reason

@@ -83,7 +83,8 @@ def place(
         return Placement(rows, None)
     shape = view.shape(value)
     if shape is None:
-        return Placement(rows, rows.axis - 1) if rows.axis else None
+        # Axes are brought in front of others only where it is known how many there are.
+        return Placement(rows, 0) if rows.axis == 1 else None
     batch_axis = batch_axis_of(shape, rows, tokens)
     if batch_axis is not None:
         return Placement(rows, batch_axis, between=shape[batch_axis + 1 : rows.axis])

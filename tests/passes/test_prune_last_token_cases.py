@@ -424,7 +424,7 @@ def test_f04_functions_stay_as_they_are():
 @pytest.mark.parametrize("index", ["mask", "position", "last", "runtime"])
 def test_rows_behind_an_operator_that_is_not_known(index: str):
     """Half of each query comes from it: how many axes that has is not known, and those of the whole query are."""
-    proto = onnx.load(path_of("s03_external_data_missing_or_short"), load_external_data=False)  # noqa: TID251
+    proto = onnx.load(CASES / "s03_external_data_missing_or_short.onnx", load_external_data=False)  # noqa: TID251
     (half,) = (node for node in proto.graph.node if node.name == "/model/layers.0/Slice_31")
     half.op_type = "Nothing"
     report = Pipeline([PruneLastToken(depth="layer", index=index)], check=True)(ir.from_proto(proto))  # type: ignore[arg-type]

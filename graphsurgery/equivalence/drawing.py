@@ -74,12 +74,13 @@ class Draw:
         known = {axis: size for axis, size in spec.size if isinstance(spec.dims[axis], str)}
         sizes = _resolve(spec.dims, self.sizes, self.signature)
         spare = [self.sizes.batch] + [2] * len(sizes)
+        # Sequences of equal length: two where that goes.
+        streams = 2 if self.sizes.length % 2 == 0 and self.signature.having(Role.BORDERS) else 1
         if spec.role is Role.GRID:
-            # One image: frames, rows and columns of patches.
-            spare[:2] = [1, 3]
+            # Of each image frames, rows and columns of patches.
+            spare[:2] = [streams, 3]
         if spec.role is Role.BORDERS:
-            # Sequences of equal length: two where that goes.
-            spare[0] = 3 if self.sizes.length % 2 == 0 else 2
+            spare[0] = streams + 1
         if spec.role is Role.MARKED_ROWS:
             spare[0] = self.sizes.letters()["R"]
         return tuple(known.get(axis, spare[axis] if size is None else size) for axis, size in enumerate(sizes))

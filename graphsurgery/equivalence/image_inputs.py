@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import TYPE_CHECKING
 
 from graphsurgery.equivalence.roles import Role
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from graphsurgery.equivalence.protos import Scope
     from graphsurgery.equivalence.roles import InputSpec
 
-__all__ = ["features", "image_size", "order_length", "with_patches"]
+__all__ = ["features", "image_size", "is_image", "order_length", "with_patch_masks", "with_patches"]
 
 _LAYOUT = dict.fromkeys(("Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Flatten"), (0,))
 # A token for the class may be joined in front of the patches.
@@ -29,16 +30,23 @@ _PATCHES_A_SIDE = 4
 
 def image_size(spec: InputSpec, scope: Scope) -> tuple[tuple[int, int], ...]:
     """Rows and columns of images ``[.., rows, columns]`` whose sizes are symbols: as many patches as have a position."""
-    axes = len(spec.dims) - 2, len(spec.dims) - 1
-    symbolic = [axis for axis in axes if isinstance(spec.dims[axis], str)]
-    if not symbolic:
+    found = _first_product(spec, scope)
+    if found is None:
         return ()
+    side, kernel = found
+    axes = len(spec.dims) - 2, len(spec.dims) - 1
+    return tuple(
+        (axis, side * size) for axis, size in zip(axes, kernel, strict=True) if isinstance(spec.dims[axis], str)
+    )
+
+
+def _first_product(spec: InputSpec, scope: Scope) -> tuple[int, tuple[int, ...]] | None:
+    """Patches along each side of the images of an input, and rows and columns of a patch."""
     for where, node, slot in scope.reached(spec.name, _LAYOUT):
         kernel = where.static_dims(node.input[1]) if node.op_type == "Conv" and slot == 0 else None
         if kernel and len(kernel) > 3:
-            side = _side(where, node)
-            return tuple((axis, side * kernel[axis - len(spec.dims)]) for axis in symbolic)
-    return ()
+            return _side(where, node), kernel[-2:]
+    return None
 
 
 def _side(scope: Scope, patches: onnx.NodeProto) -> int:
@@ -77,6 +85,28 @@ def order_length(spec: InputSpec, scope: Scope, inferred: Inferred) -> str | Non
         if node.op_type in ("Gather", "GatherND") and slot == 1:
             return inferred.rows(where, node.input[0])
     return None
+
+
+def with_patch_masks(specs: list[InputSpec], scope: Scope) -> list[InputSpec]:
+    """Masks ``[B, rows, columns]`` of patches have a place for each patch of the images beside them."""
+    images = [spec for spec in specs if len(spec.dims) > 3 and is_image(spec.name)]
+    found = [(spec, product) for spec in images if (product := _first_product(spec, scope)) is not None]
+    if not found:
+        return specs
+    image, (side, kernel) = found[0]
+    declared = zip(image.dims[-2:], kernel, strict=True)
+    sides = [dim // size if isinstance(dim, int) else side for dim, size in declared]
+    return [
+        dataclasses.replace(spec, role=Role.UNKNOWN, size=((1, sides[0]), (2, sides[1])))
+        if spec.role is Role.MASK_ND and len(spec.dims) == 3 and "patch" in spec.name.lower()
+        else spec
+        for spec in specs
+    ]
+
+
+def is_image(name: str) -> bool:
+    """Whether an input is called one of pixels."""
+    return re.search("pixel|image", name, re.IGNORECASE) is not None
 
 
 def with_patches(specs: list[InputSpec]) -> list[InputSpec]:

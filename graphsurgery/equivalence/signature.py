@@ -14,7 +14,14 @@ import onnx
 from graphsurgery.contracts import CONTEXT_BOUND_KEY, parse_context_bound
 from graphsurgery.equivalence.caches import classify_cache, ring_outputs
 from graphsurgery.equivalence.dims import declared_dims
-from graphsurgery.equivalence.image_inputs import features, image_size, order_length, with_patches
+from graphsurgery.equivalence.image_inputs import (
+    features,
+    image_size,
+    is_image,
+    order_length,
+    with_patch_masks,
+    with_patches,
+)
 from graphsurgery.equivalence.inferring import Inferred
 from graphsurgery.equivalence.protos import Scope
 from graphsurgery.equivalence.roles import FLOATS, INTEGERS, InputSpec, OutputSpec, Role, Signature, letters_and_sizes
@@ -54,7 +61,7 @@ def read_signature(proto: onnx.ModelProto) -> Signature:
             value.name, value.type.tensor_type.elem_type or _T.FLOAT, declared_dims(value) or (), Role.UNKNOWN
         )
         specs.append(_classify(_anonymous(spec), scope, outputs, inferred))
-    specs = _with_encoder(_with_marked(with_patches(_with_sequence(specs))))
+    specs = _with_encoder(_with_marked(with_patches(_with_sequence(with_patch_masks(specs, scope)))))
     bound = parse_context_bound(next((e.value for e in proto.metadata_props if e.key == CONTEXT_BOUND_KEY), None))
     if bound is not None:
         specs = [dataclasses.replace(spec, role=Role.BOUND) if spec.name == bound.input else spec for spec in specs]
@@ -132,7 +139,7 @@ def _classify(spec: InputSpec, scope: Scope, outputs: Sequence[OutputSpec], infe
             role = Role.POSITIONS
     elif spec.elem_type in FLOATS and re.search(r"inputs_embeds$|^hidden_states$", name) and rank in (2, 3):
         return dataclasses.replace(spec, role=Role.EMBEDS, size=features(spec, scope, inferred))
-    elif spec.elem_type in FLOATS and rank >= 4 and re.search(r"pixel|image", name):
+    elif spec.elem_type in FLOATS and rank >= 4 and is_image(name):
         return dataclasses.replace(spec, size=image_size(spec, scope))
     elif spec.elem_type in FLOATS and rank >= 3:
         return classify_cache(spec, scope, outputs, inferred)

@@ -88,6 +88,14 @@ class CacheRead(Site):
 def find_cache_reads(model: ir.Model, shapes: Shapes, index: GraphIndex) -> list[CacheRead | Refusal]:
     """Every attention, as a :class:`CacheRead` or a refusal that says why its columns cannot be bounded."""
     caches = find_caches(model, shapes)
+    if not any(cache.axis is not None for cache in caches):
+        reason = "not applicable: no cache is fed, and none is returned"
+        return [
+            site
+            if isinstance(site, Refusal)
+            else Refusal(id=site.id, kinds=site.kinds, layer=site.layer, reason=reason)
+            for site in find_attentions(model, shapes, index)
+        ]
     finder = _Finder(model, shapes, written_caches(model, shapes, caches), {item.output: item for item in caches})
     return [site if isinstance(site, Refusal) else finder.read(site) for site in find_attentions(model, shapes, index)]
 

@@ -156,7 +156,7 @@ def test_patches_of_images_come_as_one_stream():
     (long,) = [feed for feed in arrays.values() if len(feed["hidden_states"]) == 200]
     assert {name: array.shape for name, array in long.items()} == {
         "hidden_states": (200, 96),
-        "grid_thw": (1, 3),
+        "grid_thw": (2, 3),
         "position_ids": (200, 2),
         "window_index": (50,),
         "cu_seqlens": (3,),
@@ -171,13 +171,16 @@ def test_patches_of_images_come_as_one_stream():
 def test_images_are_as_large_as_their_positions_allow(positions, side):
     g = Graph()
     g.input("pixel_values", T.FLOAT, "n", 3, "h", "w")
+    g.input("patch_attention_mask", T.BOOL, "n", "rows", "columns")
     g.op("Conv", "pixel_values", g.weight("kernel", 8, 3, 2, 2), strides=[2, 2], out="patches")
     g.op("Reshape", "patches", g.ints("rows", [0, 8, -1]), out="flat")
     g.op("Transpose", "flat", perm=[0, 2, 1], out="turned")
     if positions is not None:
         g.op("Add", "turned", g.weight("positions", 1, positions, 8), out="placed")
     g.output("placed" if positions else "turned", T.FLOAT, "n", "p", 8)
-    assert by_name(g.model())["b1-s5-p0"]["pixel_values"].shape == (1, 3, 2 * side, 2 * side)
+    arrays = by_name(g.model())["b1-s5-p0"]
+    assert arrays["pixel_values"].shape == (1, 3, 2 * side, 2 * side)
+    assert arrays["patch_attention_mask"].shape == (1, side, side)
 
 
 @pytest.mark.parametrize("planes", [3, 4])

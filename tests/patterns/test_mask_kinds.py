@@ -136,3 +136,19 @@ def test_the_name_of_a_mask_that_is_fed(name: str, span: str) -> None:
     model: ir.Model = ir.from_proto(onnx.parser.parse_model(text))
     model.graph.inputs[3].name = name
     assert span in kinds(model)
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        "seen = LessOrEqual(distance, width)",
+        "seen = Greater(width, distance)",
+        "far = Greater(distance, width)\n seen = Not(far)",
+    ],
+)
+def test_a_window_to_both_sides(seen: str) -> None:
+    allowed = f"""width = Constant<value = int64 {{4}}>()
+        difference = Sub(rows, columns)
+        distance = Abs(difference)
+        {seen}"""
+    assert kinds(model_of(allowed, DECOMPOSED))[:2] == ("decomposed", "sliding")

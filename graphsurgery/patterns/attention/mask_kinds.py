@@ -92,7 +92,7 @@ def _kinds_of(
         seen.add(node)
         side = sign * _bound(node, rows, columns, place.view) if node.op_type in _COMPARISONS else 0
         above |= side > 0
-        below |= side < 0
+        below |= side < 0 or sign * _nearness(node, rows, columns, place.view) > 0
         if is_op(node, "Trilu"):
             above = True
         elif is_op(node, "Equal") and _are_numbers(node, rows, columns, place.view):
@@ -211,6 +211,18 @@ def _bound(node: ir.Node, length: Dim, total: Dim, view: ShapeView) -> int:
         return -direction
     if sides == ["rows", "columns"]:
         return direction
+    return 0
+
+
+def _nearness(node: ir.Node, length: Dim, total: Dim, view: ShapeView) -> int:
+    """1 where what is compared is that a row and a column are near, whichever is first; -1 that they are far, else 0."""
+    for position, value in enumerate(node.inputs if node.op_type in _COMPARISONS else ()):
+        distance = value.producer() if value is not None else None
+        if distance is None or not is_op(distance, "Abs") or distance.inputs[0] is None:
+            continue
+        difference = distance.inputs[0].producer()
+        if difference is not None and is_op(difference, "Sub") and _are_numbers(difference, length, total, view):
+            return _COMPARISONS[node.op_type] * (1 if position else -1)
     return 0
 
 

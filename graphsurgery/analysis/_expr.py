@@ -75,7 +75,8 @@ class Unknown(Atom):
     __slots__ = ("name",)
 
     def __init__(self, number: int, *, signed: bool = False) -> None:
-        super().__init__(f"u{number:09d}", None if signed else 0, None)
+        # A signed number is another than a size of the same number: what is kept of one must not answer for the other.
+        super().__init__(f"u{number:09d}{'s' if signed else ''}", None if signed else 0, None)
         self.name = f"?{number}"
 
     def __str__(self) -> str:

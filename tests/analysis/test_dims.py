@@ -292,3 +292,11 @@ def test_a_product_divides_by_its_factors(left, right):
     first, second = polynomial(left), polynomial(right)
     assume(second != 0)
     assert exact_div(first * second, second) == first
+
+
+def test_a_signed_number_and_a_size_of_the_same_number_are_kept_apart():
+    """What was worked out for one, and is kept, is not the answer for the other."""
+    size, number = unknown(900), unknown(900, signed=True)
+    assert str(maximum(size, 0)) == "?900"
+    assert str(maximum(number, 0)) == "max(?900, 0)"
+    assert number != size

@@ -78,7 +78,7 @@ def _class(node: ir.Node) -> str | None:
 
 
 def role_of(nodes: Sequence[ir.Node], *, keeps_state: bool) -> str:
-    """``vision``, ``encoder`` or ``decoder``: by scopes; else a layer that keeps a cache is a decoder's."""
+    """``vision``, ``encoder`` or ``decoder``: a layer that keeps a cache is a decoder's, whatever its model is called; else by scopes."""
     texts = collections.Counter(
         role
         for node in nodes[-_VOTES:]
@@ -90,7 +90,7 @@ def role_of(nodes: Sequence[ir.Node], *, keeps_state: bool) -> str:
         )
         if pattern.search(text.rpartition(":")[0] or text)
     )
-    if texts["vision"]:
+    if texts["vision"] and not keeps_state:
         return "vision"
     if keeps_state or texts["decoder"] > texts["encoder"]:
         return "decoder"

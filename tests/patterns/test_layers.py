@@ -8,6 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from graphsurgery.analysis.shapes import shapes_of
+from graphsurgery.patterns.layer_names import role_of
 from graphsurgery.patterns.layers.finding import LayerKind, find_layers
 from graphsurgery.patterns.layers.words import Letter, split_word
 from graphsurgery.patterns.site import Refusal
@@ -72,3 +73,12 @@ def test_steps_that_multiply_nothing_are_no_layers() -> None:
     (kind,) = find_layers(model, shapes_of(model))
     assert isinstance(kind, LayerKind)
     assert kind.numbers == (0, 1)
+
+
+@pytest.mark.parametrize(("keeps_state", "role"), [(True, "decoder"), (False, "vision")])
+def test_a_layer_with_a_cache_is_no_vision_layer_whatever_its_model_is_called(keeps_state: bool, role: str) -> None:
+    scope = (
+        "model: models.some_vision.modeling_some_vision.Model/model.layers.0: models.some.Layer/mlp: models.some.MLP"
+    )
+    node = ir.Node("", "MatMul", [], metadata_props={"namespace": scope})
+    assert role_of([node], keeps_state=keeps_state) == role

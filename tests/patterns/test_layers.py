@@ -44,7 +44,25 @@ def test_what_is_like_no_other_is_refused_with_the_reason() -> None:
     assert kind.numbers == (0, 1)
     assert isinstance(refusal, Refusal)
     assert refusal.layer == 2
-    assert refusal.reason.startswith("layer 2 is like no other (min_repeats=2)")
+    assert refusal.reason == "layer 2 is like no other (min_repeats=2): MatMul 'x6' and Tanh 'x37' differ"
+
+
+def test_layers_that_differ_in_an_attribute_are_told_by_it() -> None:
+    proto = build(Layers(layers=(("softmax", "dense"), ("softmax", "dense"), ("softmax", "dense"))))
+    last = [node for node in proto.graph.node if node.op_type == "Softmax"][-1]
+    del last.attribute[:]
+    last.attribute.append(onnx.helper.make_attribute("axis", 1))
+    model = ir.from_proto(proto)
+    refusal = next(site for site in find_layers(model, shapes_of(model)) if isinstance(site, Refusal))
+    assert refusal.layer == 2
+    assert refusal.reason.endswith(" differ in axis"), refusal.reason
+
+
+def test_what_is_built_otherwise_is_told_from_the_nearest_by_its_operators() -> None:
+    model = ir.from_proto(build(Layers(layers=(("softmax", "dense"), ("softmax", "dense"), ("softmax", "experts")))))
+    refusal = next(site for site in find_layers(model, shapes_of(model)) if isinstance(site, Refusal))
+    assert refusal.reason.startswith("layer 2 is like no other (min_repeats=2): next to layer 0 it has ")
+    assert refusal.reason.endswith(" more"), refusal.reason
 
 
 def test_experts_are_not_taken_for_layers() -> None:

@@ -20,6 +20,7 @@ from graphsurgery.patterns.layers.bodies import Body, describe_body
 from graphsurgery.patterns.layers.chains import PRODUCTS, Chain, Segment, find_chain, mixing_nodes
 from graphsurgery.patterns.layers.flow import Flow
 from graphsurgery.patterns.layers.matching import Layer, Levels, match_layers
+from graphsurgery.patterns.layers.unlike import unlike
 from graphsurgery.patterns.site import Done, Refusal, Site
 
 if TYPE_CHECKING:
@@ -215,6 +216,7 @@ def _kinds(
     for segment in chain.segments:
         groups.setdefault(segment.word, []).append(segment)
     numbers = _numbers(flow, levels, chain)
+    cores: dict[Segment, list[ir.Node]] = {}
     found: list[LayerKind | Refusal | Done] = []
     for segments in groups.values():
         stacks, reasons = match_layers(flow, levels, segments, own)
@@ -230,6 +232,10 @@ def _kinds(
             if len(layers) < min_repeats or len(nodes) < _FEWEST_NODES:
                 if not any(_multiplies(node, functions) for layer in stack.layers for node in layer.nodes):
                     continue  # steps of positions or of a layout: no layer, so nothing is refused
+                segment = stack.layers[0].segment
+                if segment not in reasons:
+                    cores = cores or {item: levels.core(flow, item) for item in chain.segments}
+                    reasons[segment] = unlike(segment, cores, numbers)
                 found.append(_refusal(stack.layers, layers, kinds, reasons, min_repeats))
                 continue
             name = class_of(nodes) or {"vision": "VisionLayer", "encoder": "EncoderLayer"}.get(role, "DecoderLayer")

@@ -143,6 +143,15 @@ def _called(node: ir.Node) -> str:
     return f"{node.op_type} {node.name or (node.outputs[0].name if node.outputs else '')!r}"
 
 
+def _where(node: ir.Node, twin: ir.Node) -> str:
+    """In which attributes nodes of one operator differ."""
+    if node.op_identifier() != twin.op_identifier():
+        return ""
+    names = sorted({*node.attributes, *twin.attributes})
+    unlike = [name for name in names if node.attributes.get(name) != twin.attributes.get(name)]
+    return f" in {', '.join(unlike)}" if unlike else ""
+
+
 def _pair(
     flow: Flow, one: Segment, pattern: Sequence[ir.Node], other: Segment, core: Sequence[ir.Node]
 ) -> dict[ir.Node, ir.Node] | str:
@@ -156,7 +165,7 @@ def _pair(
         node = pending.pop()
         twin = paired[node]
         if flow.signature(node) != flow.signature(twin):
-            return f"{_called(node)} and {_called(twin)} differ"
+            return f"{_called(node)} and {_called(twin)} differ{_where(node, twin)}"
         for a, b in zip(flow.slots[node], flow.slots[twin], strict=True):
             if a is None or b is None:
                 if a is not b:

@@ -216,7 +216,6 @@ def _kinds(
     for segment in chain.segments:
         groups.setdefault(segment.word, []).append(segment)
     numbers = _numbers(flow, levels, chain)
-    cores: dict[Segment, list[ir.Node]] = {}
     found: list[LayerKind | Refusal | Done] = []
     for segments in groups.values():
         stacks, reasons = match_layers(flow, levels, segments, own)
@@ -234,7 +233,7 @@ def _kinds(
                     continue  # steps of positions or of a layout: no layer, so nothing is refused
                 segment = stack.layers[0].segment
                 if segment not in reasons:
-                    cores = cores or {item: levels.core(flow, item) for item in chain.segments}
+                    cores = {item: levels.core(flow, item) for item in chain.segments}
                     reasons[segment] = unlike(segment, cores, numbers)
                 found.append(_refusal(stack.layers, layers, kinds, reasons, min_repeats))
                 continue

@@ -58,6 +58,7 @@ class Levels:
             ends.setdefault(segment.entry)
             ends.setdefault(segment.exit)
         numbers = {node: number + 1 for number, node in enumerate(ends)}
+        self._cores: dict[Segment, list[ir.Node]] = {}
         self.of_node: dict[ir.Node, int] = {}
         self.members: dict[int, list[ir.Node]] = {}
         given: dict[ir.Node, int] = {}
@@ -76,7 +77,13 @@ class Levels:
                 self.members.setdefault(level, []).append(node)
 
     def core(self, flow: Flow, segment: Segment) -> list[ir.Node]:
-        """What depends on the entry of ``segment`` and leads to its exit, in order."""
+        """What depends on the entry of ``segment`` and leads to its exit, in order; found once."""
+        known = self._cores.get(segment)
+        if known is None:
+            known = self._cores[segment] = self._core(flow, segment)
+        return known
+
+    def _core(self, flow: Flow, segment: Segment) -> list[ir.Node]:
         level = self.of_node[segment.exit]
         found = {segment.exit}
         pending = [segment.exit]

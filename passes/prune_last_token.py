@@ -18,6 +18,7 @@ from graphsurgery.editing.row_selection import Placement, RowSelector, lowest_op
 from graphsurgery.errors import UsageError
 from graphsurgery.names import Names
 from graphsurgery.pass_base import Pass
+from graphsurgery.patterns.attention.finding import find_attentions
 from graphsurgery.patterns.hidden_output import HiddenOutput, find_hidden_output
 from graphsurgery.patterns.interface import (
     TokenInput,
@@ -192,6 +193,8 @@ class PruneLastToken(Pass):
         if plan.index == "runtime":
             plan = dataclasses.replace(plan, source=self._add_runtime_input(model, rewrite, tokens))
         report.warnings += self._warnings(plan, tokens)
+        if self.output == "auto" and any(isinstance(site, HiddenOutput) for site in sites):
+            report.warnings += _if_encoder(model, shapes)
         selector = RowSelector(rewrite, RowNumbers(rewrite, plan, tokens), shapes)
         depths = depths_of(sites, self.depth, model, shapes, tokens)
         _edit(rewrite, sites, [depth.cone for depth in depths], selector, shapes, tokens)
@@ -279,6 +282,18 @@ _ASSUMED: Mapping[IndexMode, str] = {
     "runtime": "the caller feeds a row from 0 to S-1 for each batch row",
 }
 """What each way to choose rows relies on, for the report."""
+
+
+def _if_encoder(model: ir.Model, shapes: Shapes) -> list[str]:
+    """A warning where nothing tells that a row attends only those in front of it: the last may be no more than others."""
+    found = find_attentions(model, shapes, index_of(model))
+    if not found or has_past(model) or any("causal" in site.kinds for site in found):
+        return []
+    text = (
+        "No attention of this model is known to be causal, and it has no cache: of an encoder the last row is one among "
+        "others; leave this pass out where all of them are wanted."
+    )
+    return [text]
 
 
 # ---- the edit -----------------------------------------------------------------------------------------------------

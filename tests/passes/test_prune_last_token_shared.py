@@ -193,3 +193,13 @@ def test_rows_of_the_mask_of_an_operator_on_three_axes_are_picked(axes: int, kee
     text = text.replace("(q, k, v, seen)", f"(q, k, v, seen_{axes})")
     site = pruned(text, "position", keep)
     assert "through 4 matrix products up to" in site.reason, site.reason
+
+
+def test_an_encoder_is_pruned_with_a_warning() -> None:
+    """Hidden states as the output, every row attending every other."""
+    encoder = OPERATOR.replace("float[B,S,12] logits)", "float[B,S,8] last_hidden_state)")
+    encoder = encoder.replace("norm = Layer", "last_hidden_state = Layer").replace("logits = MatMul (norm, head)", "")
+    causal, both = parse(encoder), parse(encoder.replace("(q, k, v, seen)", "(q, k, v)"))
+    warnings = [Pipeline(["prune-last-token"])(model).passes[0].warnings for model in (causal, both)]
+    assert not any("causal" in text for text in warnings[0])
+    assert any(text.startswith("No attention of this model is known to be causal") for text in warnings[1])

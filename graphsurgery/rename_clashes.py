@@ -6,9 +6,10 @@ import dataclasses
 from typing import TYPE_CHECKING, TypeAlias
 
 from graphsurgery.model_io import reserved_names
+from graphsurgery.names import Names
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     import onnx_ir as ir
 
@@ -38,7 +39,7 @@ def find_clashes(model: ir.Model, wanted: Mapping[str, Wanted]) -> dict[str, str
         wanted: groups of renames by id.
     """
     ports = _ports(model)
-    inner = _inner_names(model)
+    inner = _inner_names(model, {new for group in wanted.values() for _, new in group})
     remaining = dict(wanted)
     refused: dict[str, str] = {}
     while True:
@@ -83,8 +84,14 @@ def _ports(model: ir.Model) -> dict[Port, int]:
     }
 
 
-def _inner_names(model: ir.Model) -> dict[str, str]:
-    """Names of values that are neither input nor output, subgraphs included, and what has them."""
+def _inner_names(model: ir.Model, wanted: Collection[str]) -> dict[str, str]:
+    """Names of values that are neither input nor output, subgraphs included, and what has them.
+
+    None where nothing is called by one of the names ``wanted``: then they need not be looked for.
+    """
+    names = Names.of(model)
+    if not any(names.has_value(name) for name in wanted):
+        return {}
     found = dict.fromkeys(reserved_names(model), "a name that the file gives to a value that does not exist")
     for graph in (model.graph, *model.graph.subgraphs()):
         for value in (*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs)):

@@ -191,7 +191,7 @@ class BlockAttention(Pass):
             reason = "batch and heads are on one axis, and the number of heads or features is not known"
         elif opset < plan_needs:
             reason = f"the model imports opset {opset}; blocks need {plan_needs}: convert it first"
-        elif (unclear := unclear_operand(site, view)) is not None:
+        elif (unclear := unclear_operand(site, view, columns=self._key_blocks_wanted())) is not None:
             reason = f"an operand of its chain cannot be cut to blocks: {unclear}"
         elif self._key_blocks_wanted() and (why := keys_blockable(site)) is not None:
             reason = f"its keys cannot be blocked: {why}"
@@ -335,6 +335,9 @@ class BlockAttention(Pass):
             return None, f"skip={skip} passes over key blocks, and there is one"
         if site.probabilities_read is not None:
             return None, f"{site.probabilities_read} reads its scores or probabilities"
+        unclear = unclear_operand(site, site.body.view, columns=True)
+        if unclear is not None:
+            return None, unclear
         if site.body.opset < _TRIM_OPSET:
             return None, f"finding the last needed key takes opset {_TRIM_OPSET}"
         wide = [

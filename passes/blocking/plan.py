@@ -86,8 +86,15 @@ class Heads:
     gather: tuple[int, ...] = ()
 
 
-def unclear_operand(site: AttentionSite, view: ShapeView) -> str | None:
-    """Why an operand of the chain cannot be cut to blocks; None where all can."""
+def unclear_operand(site: AttentionSite, view: ShapeView, *, columns: bool) -> str | None:
+    """Why an operand of the chain cannot be cut to blocks; None where all can.
+
+    Args:
+        site: the attention.
+        view: shapes around it.
+        columns: whether blocks take some of the keys. A mask whose columns have a name of their own is as long as the
+            keys, or is broadcast over them: all of it serves where all keys are taken.
+    """
     for value in site.chain_operands():
         shape = view.shape(value)
         if shape is None:
@@ -95,6 +102,8 @@ def unclear_operand(site: AttentionSite, view: ShapeView) -> str | None:
         sides = ((-1, site.total, "keys"), (-2, site.length, "queries"))
         for axis, length, what in sides:
             size = shape[axis] if len(shape) >= -axis else 1
+            if what == "keys" and not columns and not isinstance(size, int):
+                continue
             if size != 1 and not runs_along(size, length) and not (site.sink is not None and value is site.sink.value):
                 return f"{value.name!r} has {size} positions where there are {length} {what}"
     return None

@@ -399,7 +399,7 @@ def test_a_budget_below_the_smallest_blocks_is_an_error() -> None:
 
 def test_lengths_that_cannot_be_told_are_refused_by_name() -> None:
     """Gather indices in the data file: how long the mask is cannot be told."""
-    report = Pipeline([MODES["prefill_q"]])(load(_path("s01_everything_external_even_shapes"))).passes[0]
+    report = Pipeline([MODES["prefill_kv"]])(load(_path("s01_everything_external_even_shapes"))).passes[0]
     assert {site.status for site in report.sites} == {"refused"}
     assert report.sites[0].reason.startswith(
         "an operand of its chain cannot be cut to blocks: '/model/Where_20_output_0'"

@@ -329,7 +329,7 @@ def test_what_cannot_be_divided_is_written_out_and_said_to_be() -> None:
     model = parse(
         text.replace("kept = Cast", "bent = Add (scaled, odd)\n    kept = Cast").replace("low, scaled", "low, bent")
     )
-    (site,) = Pipeline([SPECS[1]])(model).passes[0].sites
+    (site,) = Pipeline(["block-attention{kv_blocks=2}"])(model).passes[0].sites
     assert site.status == "rewritten"
     wanted = "written out, and not divided: an operand of its chain cannot be cut to blocks: "
     assert site.reason.startswith(wanted), site.reason
@@ -422,3 +422,26 @@ def test_a_number_of_queries_that_is_known_late(spec: str) -> None:
         kernel = rng.standard_normal((8, 8, 2, 2)).astype(np.float32)
         feeds = {"pixel_values": pixels, "kernel": kernel * np.float32(0.2)}
         np.testing.assert_allclose(run(after, feeds)["y"], run(before, feeds)["y"], rtol=0, atol=1e-5)
+
+
+# A mask whose columns have a name that nothing says to be that of the keys: as long as they are, or one for all of them.
+OTHER_COLUMNS = ALIBI.replace("int64[B,T] mask)", "int64[B,T] mask, float[1,1,S,W] odd)").replace(
+    "masked = Where (hidden, low, biased)", "bent = Add (biased, odd)\n    masked = Where (hidden, low, bent)"
+)
+
+
+@pytest.mark.parametrize("wide", [True, False])
+def test_columns_of_a_name_of_their_own_are_taken_whole(wide: bool) -> None:
+    model, before = parse(OTHER_COLUMNS), session(parse(OTHER_COLUMNS))
+    (site,) = Pipeline(["block-attention{q_block_size=2,head_blocks=2,min_rows=0}"])(model).passes[0].sites
+    assert site.status == "rewritten", site.reason
+    assert "no key is left out: 'odd' has W positions where there are" in site.reason
+    after = session(model)
+    for batch, length, past in ((2, 5, 4), (1, 1, 3), (2, 4, 0)):
+        odd = np.random.default_rng(past).normal(size=(1, 1, length, past + length if wide else 1))
+        feeds = feeds_of(batch, length, past) | {"odd": odd.astype(np.float32)}
+        wanted, found = run(before, feeds)["y"], run(after, feeds)["y"]
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * max(1.0, np.abs(wanted).max()))
+    (site,) = Pipeline(["block-attention{kv_blocks=2}"])(parse(OTHER_COLUMNS)).passes[0].sites
+    assert site.status == "refused"
+    assert "'odd' has W positions where there are" in site.reason

@@ -445,3 +445,17 @@ def test_columns_of_a_name_of_their_own_are_taken_whole(wide: bool) -> None:
     (site,) = Pipeline(["block-attention{kv_blocks=2}"])(parse(OTHER_COLUMNS)).passes[0].sites
     assert site.status == "refused"
     assert "'odd' has W positions where there are" in site.reason
+
+
+# Columns of the scores in another order: blocks would need columns of other blocks.
+SHUFFLED = ALIBI.replace(
+    "biased = Add (scaled, bias)", "turned = CumSum (scaled, axis)\n    biased = Add (turned, bias)"
+)
+SHUFFLED = SHUFFLED.replace("int64 step = {1}", "int64 step = {1}, int64 axis = {3}")
+
+
+def test_what_is_not_known_between_scores_and_softmax_is_named() -> None:
+    (site,) = Pipeline([SPECS[1]])(parse(SHUFFLED)).passes[0].sites
+    assert site.status == "refused"
+    assert "(CumSum) between the scores and softmax" in site.reason
+    assert site.reason.endswith("cannot be replayed on blocks")

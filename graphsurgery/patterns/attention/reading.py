@@ -80,6 +80,7 @@ class Reader:
         self._check_softmax()
         scores, chain = self._up()
         if scores is None:
+            self._check_nothing_missed()
             return None
         query, keys = scores.inputs[0], scores.inputs[1]
         values = product.inputs[1]
@@ -271,6 +272,34 @@ class Reader:
             names = " and ".join(repr(node.name) for node in products)
             raise UnreadableError(f"the scores are a sum of several products ({names})")
         return next(iter(products)), tuple(reached)
+
+    def _check_nothing_missed(self) -> None:
+        """Refuse, with its name, what stands between a product of two computed values and the softmax.
+
+        Logits of a router are made with a weight: they are not taken for scores.
+        """
+        pending: list[tuple[ir.Value | None, ir.Node | None]] = [(self._softmax.inputs[0], None)]
+        seen: set[ir.Node] = set()
+        while pending and len(seen) < _MAX_CHAIN:
+            value, between = pending.pop(0)
+            node = value.producer() if value is not None else None
+            if node is None or node.domain or node in seen:
+                continue
+            seen.add(node)
+            if not is_product(node):
+                between = between or (node if node.op_type not in _SCORE_CHAIN else None)
+                pending += [(item, between) for item in node.inputs]
+            elif between is not None and self._multiplies_computed(node):
+                raise UnreadableError(
+                    f"node {between.name!r} ({between.op_type}) between the scores and softmax {self._softmax.name!r} "
+                    "cannot be replayed on blocks"
+                )
+
+    def _multiplies_computed(self, node: ir.Node) -> bool:
+        """Whether a product has batch axes and no weight on its right."""
+        right = node.inputs[1]
+        computed = right is not None and right.producer() is not None and self._body.constant(right) is None
+        return computed and (self._shapes.rank(node.outputs[0]) or 0) >= 3
 
     def _leads_to_product(
         self,

@@ -194,7 +194,7 @@ class PruneLastToken(Pass):
             plan = dataclasses.replace(plan, source=self._add_runtime_input(model, rewrite, tokens))
         report.warnings += self._warnings(plan, tokens)
         if self.output == "auto" and any(isinstance(site, HiddenOutput) for site in sites):
-            report.warnings += _if_encoder(model, shapes)
+            report.warnings += _if_encoder(model, shapes, ", ".join(repr(site.name) for site in sites))
         selector = RowSelector(rewrite, RowNumbers(rewrite, plan, tokens), shapes)
         depths = depths_of(sites, self.depth, model, shapes, tokens)
         _edit(rewrite, sites, [depth.cone for depth in depths], selector, shapes, tokens)
@@ -284,14 +284,14 @@ _ASSUMED: Mapping[IndexMode, str] = {
 """What each way to choose rows relies on, for the report."""
 
 
-def _if_encoder(model: ir.Model, shapes: Shapes) -> list[str]:
+def _if_encoder(model: ir.Model, shapes: Shapes, outputs: str) -> list[str]:
     """A warning where nothing tells that a row attends only those in front of it: the last may be no more than others."""
     found = find_attentions(model, shapes, index_of(model))
     if not found or has_past(model) or any("causal" in site.kinds for site in found):
         return []
     text = (
-        "No attention of this model is known to be causal, and it has no cache: of an encoder the last row is one among "
-        "others; leave this pass out where all of them are wanted."
+        f"No attention of this model is known to be causal, and it has no cache: of an encoder the last row of {outputs} is "
+        "one among others; leave this pass out where all of them are wanted."
     )
     return [text]
 

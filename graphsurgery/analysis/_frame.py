@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, TypeAlias
 
 import onnx_ir as ir
@@ -12,6 +11,7 @@ from graphsurgery.analysis._order import producers_first
 from graphsurgery.analysis._rules import RULES
 from graphsurgery.analysis.constants import constant_of
 from graphsurgery.analysis.dims import Expr, Symbol, parse_dim, substitute, symbol, unknown
+from graphsurgery.analysis.input_names import is_image_name
 from graphsurgery.errors import InputRefusedError
 
 if TYPE_CHECKING:
@@ -92,9 +92,6 @@ def _applied(rule: Rule, call: Call) -> Facts:
         ) from error
 
 
-_IMAGES = re.compile("pixel|image", re.IGNORECASE)
-
-
 def _constant(value: ir.Value) -> ir.TensorProtocol | None:
     """What an initializer holds that nobody can feed; None for any other value."""
     return value.const_value if value.is_initializer() and not value.is_graph_input() else None
@@ -135,13 +132,14 @@ def _never_empty(inputs: Iterable[ir.Value]) -> dict[str, Dim]:
     """The names that are an axis of an integer or boolean input, or rows or columns of an image, as positive symbols.
 
     Such inputs are token ids, positions and masks, and no language model runs on none of them, while caches may be
-    empty; there may be no image, but none without rows and columns. Without this ``x[:, -1:]`` would have ``min(seq, 1)`` rows, and ``x[:, -seq:]`` as many as ``x`` for seq 0.
+    empty; there may be no image, but none without rows and columns. Without this ``x[:, -1:]`` would have ``min(seq, 1)``
+    rows, and ``x[:, -seq:]`` as many as ``x`` for seq 0.
     """
     names: dict[str, Dim] = {}
     for value in inputs:
         sizes = tuple(value.shape or ())
         if value.dtype not in INTEGERS:
-            sizes = sizes[-2:] if len(sizes) > 3 and _IMAGES.search(value.name or "") else ()
+            sizes = sizes[-2:] if len(sizes) > 3 and is_image_name(value.name) else ()
         for size in sizes:
             parsed = None if isinstance(size, int) else parse_dim(size.value or "")
             atom = parsed.atom if isinstance(parsed, Expr) else None

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from typing import TYPE_CHECKING
 
+from graphsurgery.analysis.input_names import is_image_name
 from graphsurgery.equivalence.roles import Role
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from graphsurgery.equivalence.protos import Scope
     from graphsurgery.equivalence.roles import InputSpec
 
-__all__ = ["features", "image_size", "is_image", "order_length", "with_patch_masks", "with_patches"]
+__all__ = ["features", "image_size", "order_length", "with_patch_masks", "with_patches"]
 
 _LAYOUT = dict.fromkeys(("Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Flatten"), (0,))
 # A token for the class may be joined in front of the patches.
@@ -89,7 +89,7 @@ def order_length(spec: InputSpec, scope: Scope, inferred: Inferred) -> str | Non
 
 def with_patch_masks(specs: list[InputSpec], scope: Scope) -> list[InputSpec]:
     """Masks ``[B, rows, columns]`` of patches have a place for each patch of the images beside them."""
-    images = [spec for spec in specs if len(spec.dims) > 3 and is_image(spec.name)]
+    images = [spec for spec in specs if len(spec.dims) > 3 and is_image_name(spec.name)]
     found = [(spec, product) for spec in images if (product := _first_product(spec, scope)) is not None]
     if not found:
         return specs
@@ -102,11 +102,6 @@ def with_patch_masks(specs: list[InputSpec], scope: Scope) -> list[InputSpec]:
         else spec
         for spec in specs
     ]
-
-
-def is_image(name: str) -> bool:
-    """Whether an input is called one of pixels."""
-    return re.search("pixel|image", name, re.IGNORECASE) is not None
 
 
 def with_patches(specs: list[InputSpec]) -> list[InputSpec]:

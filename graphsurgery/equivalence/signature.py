@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import onnx
 
+from graphsurgery.analysis.input_names import is_image_name
 from graphsurgery.contracts import CONTEXT_BOUND_KEY, parse_context_bound
 from graphsurgery.equivalence.caches import classify_cache, ring_outputs
 from graphsurgery.equivalence.dims import declared_dims
 from graphsurgery.equivalence.image_inputs import (
     features,
     image_size,
-    is_image,
     order_length,
     with_patch_masks,
     with_patches,
@@ -139,7 +139,7 @@ def _classify(spec: InputSpec, scope: Scope, outputs: Sequence[OutputSpec], infe
             role = Role.POSITIONS
     elif spec.elem_type in FLOATS and re.search(r"inputs_embeds$|^hidden_states$", name) and rank in (2, 3):
         return dataclasses.replace(spec, role=Role.EMBEDS, size=features(spec, scope, inferred))
-    elif spec.elem_type in FLOATS and rank >= 4 and is_image(name):
+    elif spec.elem_type in FLOATS and rank >= 4 and is_image_name(name):
         return dataclasses.replace(spec, size=image_size(spec, scope))
     elif spec.elem_type in FLOATS and rank >= 3:
         return classify_cache(spec, scope, outputs, inferred)

@@ -12,6 +12,7 @@ import re
 from typing import TYPE_CHECKING
 
 from graphsurgery.analysis._order import producers_first, subgraphs_of
+from graphsurgery.analysis.input_names import is_image_name
 from graphsurgery.analysis.slices import runs_along
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["Origins"]
 
 _VISION = re.compile(r"visual|vision|image_encoder", re.IGNORECASE)
-_PIXELS = re.compile(r"pixel|image", re.IGNORECASE)
 # They read sizes, not data: keys that are laid out by the batch size of the queries do not come from them.
 _SIZES = frozenset({"Shape", "Size"})
 
@@ -81,9 +81,7 @@ class Origins:
 
     def _pixels(self) -> frozenset[ir.Value]:
         if self._of_pixels is None:
-            self._of_pixels = self._reached(
-                lambda value: self._body.function is None and _PIXELS.search(value.name or "") is not None
-            )
+            self._of_pixels = self._reached(lambda value: self._body.function is None and is_image_name(value.name))
         return self._of_pixels
 
     def _reached(self, is_source: Callable[[ir.Value], bool]) -> frozenset[ir.Value]:

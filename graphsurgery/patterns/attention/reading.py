@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from graphsurgery.analysis.dims import is_nonnegative
 from graphsurgery.analysis.slices import runs_along, same_size
+from graphsurgery.patterns.attention.climbing import MAX_CHAIN, chain_above
 from graphsurgery.patterns.attention.key_value_sources import (
     UnreadableError,
     broadcast_heads,
@@ -46,7 +47,6 @@ _SCORE_CHAIN = frozenset(
     }
 )
 _PROBABILITY_CHAIN = frozenset({"Cast", "CastLike", "Identity", "Dropout", "Where", "IsNaN", "Mul", "Slice", "Reshape"})
-_MAX_CHAIN = 24
 
 
 class Reader:
@@ -213,7 +213,7 @@ class Reader:
         """The nodes behind the softmax up to the products with values, and these."""
         tail: list[ir.Node] = []
         value = self._softmax.outputs[0]
-        while len(tail) < _MAX_CHAIN:
+        while len(tail) < MAX_CHAIN:
             following = readers(value)
             products = [node for node in following if is_product(node) and node.inputs[0] is value]
             if products:
@@ -262,16 +262,19 @@ class Reader:
         """The score product and the nodes between it and the softmax, in execution order."""
         start = self._softmax.inputs[0]
         assert start is not None
-        reached: dict[ir.Node, None] = {}
-        products: dict[ir.Node, None] = {}
-        leads: dict[ir.Value, bool] = {}
-        self._leads_to_product(start, reached, products, leads, 0)
-        if not products:
-            return None, ()
+        products, chain = chain_above(start, self._is_score_product, self._is_step)
         if len(products) > 1:
             names = " and ".join(repr(node.name) for node in products)
             raise UnreadableError(f"the scores are a sum of several products ({names})")
-        return next(iter(products)), tuple(reached)
+        return (products[0], chain) if products else (None, ())
+
+    def _is_score_product(self, node: ir.Node) -> bool:
+        return is_product(node) and (self._shapes.rank(node.outputs[0]) or 0) >= 3 and node.inputs[0] is not None
+
+    def _is_step(self, node: ir.Node) -> bool:
+        if node.domain or node.op_type not in _SCORE_CHAIN:
+            return False
+        return node.op_type != "Reshape" or regroups_heads(node, self._shapes)
 
     def _check_nothing_missed(self) -> None:
         """Refuse, with its name, what stands between a product of two computed values and the softmax.
@@ -280,7 +283,7 @@ class Reader:
         """
         pending: list[tuple[ir.Value | None, ir.Node | None]] = [(self._softmax.inputs[0], None)]
         seen: set[ir.Node] = set()
-        while pending and len(seen) < _MAX_CHAIN:
+        while pending and len(seen) < MAX_CHAIN:
             value, between = pending.pop(0)
             node = value.producer() if value is not None else None
             if node is None or node.domain or node in seen:
@@ -300,41 +303,6 @@ class Reader:
         right = node.inputs[1]
         computed = right is not None and right.producer() is not None and self._body.constant(right) is None
         return computed and (self._shapes.rank(node.outputs[0]) or 0) >= 3
-
-    def _leads_to_product(
-        self,
-        value: ir.Value,
-        reached: dict[ir.Node, None],
-        products: dict[ir.Node, None],
-        leads: dict[ir.Value, bool],
-        depth: int,
-    ) -> bool:
-        """Whether the chain above ``value`` ends in a score product; records it, producers first."""
-        if value in leads:
-            return leads[value]
-        leads[value] = False
-        node = value.producer()
-        if node is None or depth > _MAX_CHAIN:
-            return False
-        if is_product(node):
-            left = node.inputs[0]
-            found = (self._shapes.rank(node.outputs[0]) or 0) >= 3 and left is not None
-            if found:
-                products.setdefault(node)
-            leads[value] = found
-            return found
-        if node.domain or node.op_type not in _SCORE_CHAIN:
-            return False
-        if node.op_type == "Reshape" and not regroups_heads(node, self._shapes):
-            return False
-        found = False
-        for item in node.inputs:
-            if item is not None:
-                found |= self._leads_to_product(item, reached, products, leads, depth + 1)
-        if found:
-            reached.setdefault(node)
-        leads[value] = found
-        return found
 
     # ---- who else looks -------------------------------------------------------------------------------------------
 

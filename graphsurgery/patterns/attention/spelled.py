@@ -11,6 +11,7 @@ import dataclasses
 from typing import TYPE_CHECKING, TypeVar
 
 from graphsurgery.analysis.constants import const_ints
+from graphsurgery.patterns.attention.climbing import MAX_CHAIN, chain_above
 from graphsurgery.patterns.attention.products import is_product
 from graphsurgery.patterns.attention.sites import FusedAttention
 from graphsurgery.patterns.matcher import is_op, readers
@@ -29,7 +30,6 @@ _CHAIN = frozenset({
     "Transpose", "Add", "Sub", "Mul", "Div", "Tanh", "Where", "Cast", "CastLike", "Identity", "Clip", "Max", "Min", "Neg", "Dropout",
 })  # fmt: skip
 _TAIL = frozenset({"Cast", "CastLike", "Identity", "Dropout", "Transpose"})
-_MAX_CHAIN = 24
 T = TypeVar("T")
 
 
@@ -220,39 +220,15 @@ def _softmax_nodes(last: ir.Node) -> tuple[ir.Node, ...]:
 
 def _up(source: ir.Value) -> tuple[ir.Node, tuple[ir.Node, ...]] | None:
     """The score product, and the nodes of one operand chain between it and the softmax, in execution order."""
-    leads: dict[ir.Value, bool] = {}
-    chain: list[ir.Node] = []
-    products: dict[ir.Node, None] = {}
-
-    def climb(value: ir.Value, depth: int) -> bool:
-        if value in leads:
-            return leads[value]
-        leads[value] = False
-        node = value.producer()
-        if node is None or depth > _MAX_CHAIN:
-            return False
-        if _is_product(node):
-            products.setdefault(node)
-            leads[value] = True
-            return True
-        if node.domain or node.op_type not in _CHAIN:
-            return False
-        found = [climb(item, depth + 1) for item in node.inputs if item is not None]
-        if any(found):
-            chain.append(node)
-            leads[value] = True
-        return leads[value]
-
-    if not climb(source, 0) or len(products) != 1:
-        return None
-    return next(iter(products)), tuple(chain)
+    products, chain = chain_above(source, _is_product, lambda node: not node.domain and node.op_type in _CHAIN)
+    return (products[0], chain) if len(products) == 1 else None
 
 
 def _down(last: ir.Node) -> tuple[tuple[ir.Node, ...], ir.Node] | None:
     """The nodes behind the softmax, and the product with the values."""
     tail: list[ir.Node] = []
     value = last.outputs[0]
-    while len(tail) < _MAX_CHAIN:
+    while len(tail) < MAX_CHAIN:
         following = readers(value)
         if len(following) != 1 or value.is_graph_output():
             return None
